@@ -1,0 +1,1 @@
+"""The agent: one process per host, one prober and one responder per RNIC."""

@@ -1,0 +1,1 @@
+"""What carries probes: one transport per RNIC behind one narrow protocol."""

@@ -1,0 +1,1 @@
+"""The controller: registry of RNICs, probe lists, coverage, the incident store and the HTTP API."""

@@ -1,0 +1,1 @@
+"""Turns what the agents report into incidents."""

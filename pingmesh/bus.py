@@ -1,0 +1,134 @@
+"""The MQTT session that every part keeps: reconnects with spread back-off, a last will, counted rejections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import ssl
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import aiomqtt
+
+from pingmesh import topics
+from pingmesh.config import BrokerSettings
+from pingmesh.messages import BadMessageError
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[topics.Topic, bytes], Awaitable[None] | None]
+
+
+@dataclass
+class Will:
+    """What the broker says for us when we vanish."""
+
+    topic: str
+    payload: bytes
+    retain: bool = True
+
+
+@dataclass
+class Bus:
+    """One MQTT session, kept alive until `stop`.
+
+    `subscriptions` are topic filters; each message goes to `handler` with its topic split. A handler that raises
+    BadMessageError has the message counted in `rejected` and dropped; the session goes on. `on_connect` runs after
+    each (re)connection, with subscriptions in place. Publishing while disconnected raises ConnectionError.
+    """
+
+    settings: BrokerSettings
+    name: str
+    subscriptions: list[str]
+    handler: Handler
+    on_connect: Callable[[], Awaitable[None]] | None = None
+    on_disconnect: Callable[[], None] | None = None
+    will: Will | None = None
+    rejected: Counter[str] = field(default_factory=Counter)
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
+    connections: int = 0
+    _client: aiomqtt.Client | None = None
+
+    async def publish(self, topic: topics.Topic | str, payload: bytes, *, qos: int = 0, retain: bool = False) -> None:
+        """Publish now. Raises ConnectionError while there is no broker."""
+        if self._client is None:
+            raise ConnectionError("no connection to the broker")
+        try:
+            await self._client.publish(str(topic), payload, qos=qos, retain=retain, timeout=5)
+        except aiomqtt.MqttError as error:
+            raise ConnectionError(str(error)) from error
+
+    async def run(self) -> None:
+        """Keep the session until cancelled; never raises for a broker's outage."""
+        backoff = 0.2
+        while True:
+            try:
+                async with self._session():
+                    backoff = 0.2
+                    assert self._client is not None
+                    async for message in self._client.messages:
+                        await self._dispatch(str(message.topic), message.payload)
+            except (aiomqtt.MqttError, OSError) as error:
+                log.warning("broker connection lost: %s", error)
+            # Spread over the interval: a thousand agents must not come back in one instant.
+            await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
+            backoff = min(backoff * 2, self.settings.reconnect_max_s)
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[None]:
+        s = self.settings
+        w = self.will
+        will = aiomqtt.Will(w.topic, w.payload, qos=1, retain=w.retain) if w else None
+        context = ssl.create_default_context(cafile=s.ca_file) if s.tls else None
+        if context is not None and s.cert_file:
+            context.load_cert_chain(s.cert_file, s.key_file)
+        client = aiomqtt.Client(
+            s.host,
+            s.port,
+            identifier=f"pm-{self.name}-{uuid.uuid4().hex[:10]}",
+            username=s.username,
+            password=s.read_password(),
+            tls_context=context,
+            keepalive=s.keepalive_s,
+            will=will,
+            timeout=5,
+            max_queued_incoming_messages=s.max_queued,
+            max_queued_outgoing_messages=s.max_queued,
+        )
+        async with client:
+            self._client = client
+            self.connections += 1
+            try:
+                for topic in self.subscriptions:
+                    await client.subscribe(topic, qos=1)
+                self.connected.set()
+                if self.on_connect:
+                    await self.on_connect()
+                yield
+            except ConnectionError as error:
+                raise aiomqtt.MqttError(str(error)) from error
+            finally:
+                self._client = None
+                self.connected.clear()
+                if self.on_disconnect:
+                    self.on_disconnect()
+
+    async def _dispatch(self, topic: str, payload: object) -> None:
+        try:
+            if not isinstance(payload, bytes):
+                raise BadMessageError("payload", "is not bytes")
+            result = self.handler(topics.parse(topic), payload)
+            if result is not None:
+                await result
+        except (BadMessageError, topics.BadTopicError) as error:
+            kind = error.kind if isinstance(error, BadMessageError) else "topic"
+            self.rejected[kind] += 1
+            if self.rejected[kind] in (1, 10, 100) or self.rejected[kind] % 1000 == 0:
+                log.warning("message rejected: %s", error, extra={"topic": topic, "count": self.rejected[kind]})
+        except ConnectionError:
+            # An answer that could not be sent; the session's own loop notices the loss.
+            log.info("answer not sent, broker gone", extra={"topic": topic})

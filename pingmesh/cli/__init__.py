@@ -1,0 +1,1 @@
+"""The `pingmesh` command: parse, run, print."""

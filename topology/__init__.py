@@ -1,0 +1,1 @@
+"""The fabric model: switches, hosts, RNICs, links and the paths between them."""
