@@ -1,10 +1,37 @@
-"""Typed, frozen settings: file < environment < flag. Unknown keys are errors that name the place and what is allowed."""
+"""Typed, frozen settings: file < environment < flag. Unknown keys are errors that name the place."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Literal, Required, TypedDict
 
 import msgspec
+from msgspec import Meta
+
+Port = Annotated[int, Meta(ge=1, le=65535, description="an integer from 1 to 65535")]
+LogLevel = Literal["debug", "info", "warning", "error"]
+Name = Annotated[
+    str,
+    Meta(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=100,
+        description=("letters, digits, '.', '_' and '-', beginning with a letter or digit"),
+    ),
+]
+Share = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
+PositiveShare = Annotated[float, Meta(gt=0, le=1, description="a number above 0 and up to 1")]
+Rate = Annotated[float, Meta(gt=0, le=10_000, description="a number above 0 and up to 10000, per second")]
+Positive = Annotated[float, Meta(gt=0, description="a number above 0")]
+Count = Annotated[int, Meta(ge=1, description="an integer from 1")]
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used. `problems` are sentences, each with its place, value and what is allowed."""
+
+    def __init__(self, *problems: str) -> None:
+        self.problems = problems
+        super().__init__("\n".join(problems))
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -15,16 +42,16 @@ class BrokerSettings(Section, frozen=True):
     """Where the MQTT broker is and how we prove who we are."""
 
     host: str = "127.0.0.1"
-    port: int = 1883
+    port: Port = 1883
     username: str | None = None
     password_file: str | None = None
     tls: bool = False
     ca_file: str | None = None
     cert_file: str | None = None
     key_file: str | None = None
-    keepalive_s: int = 10
-    reconnect_max_s: float = 10.0
-    max_queued: int = 10_000
+    keepalive_s: Count = 10
+    reconnect_max_s: Positive = 10.0
+    max_queued: Count = 10_000
 
     def read_password(self) -> str | None:
         """The password, from its file: secrets are never in the configuration itself."""
@@ -34,19 +61,28 @@ class BrokerSettings(Section, frozen=True):
 class AgentSettings(Section, frozen=True):
     """The agent on a host."""
 
-    host: str | None = None
+    host: Name | None = None
     """Name in the topology; default: the machine's host name."""
     devices: list[str] | None = None
     """Devices to probe from; default: what the transport finds. For `soft`: network interfaces."""
-    transport: str = "soft"
-    cpu_budget: float = 0.2
+    transport: Literal["soft"] = "soft"
+    cpu_budget: Positive = 0.2
     """Share of one core over which the agent lowers its own rate."""
-    max_rate: float = 150.0
+    max_rate: Rate = 150.0
     """Hard cap of probes/s per RNIC, whatever the controller asks."""
-    spool_reports: int = 720
+    spool_reports: Count = 720
     """Reports kept while the broker is away (720 = one hour)."""
-    timeout_ms: int = 500
-    overdue_ms: int = 100
+    timeout_ms: Count = 500
+    overdue_ms: Count = 100
+
+
+class ProbeClassSettings(TypedDict, total=False):
+    """A further class of probes; it gets `share` of the probes of each list."""
+
+    name: Required[Name]
+    dscp: Required[Annotated[int, Meta(ge=0, le=63, description="an integer from 0 to 63")]]
+    size: Annotated[int, Meta(ge=0, le=9000, description="an integer from 0 (smallest) to 9000 bytes")]
+    share: Share
 
 
 class ControllerSettings(Section, frozen=True):
@@ -55,38 +91,52 @@ class ControllerSettings(Section, frozen=True):
     database: str = "pingmesh.db"
     listen: str = "unix:pingmesh.sock"
     """`unix:PATH` or `HOST:PORT` of the HTTP API."""
-    tor_mesh_rate: float = 10.0
+    tor_mesh_rate: Rate = 10.0
     """ToR-mesh probes/s per prober RNIC."""
-    link_rate: float = 10.0
+    link_rate: Rate = 10.0
     """Probes/s that every directed switch link shall carry."""
-    link_tuples: int = 16
+    link_tuples: Count = 16
     """Distinct 5-tuples that every directed switch link shall carry."""
-    max_rate: float = 150.0
-    rotation_s: float = 3600.0
-    rotation_share: float = 0.2
-    classes: list[dict[str, str | int | float]] = []
+    max_rate: Rate = 150.0
+    rotation_s: Positive = 3600.0
+    rotation_share: Share = 0.2
+    classes: list[ProbeClassSettings] = []
     """Further probe classes `{name, dscp, size, share}`; the small one is always there."""
 
 
 class AnalyzerSettings(Section, frozen=True):
     """The analyzer."""
 
-    noise: float = 1e-4
+    noise: PositiveShare = 1e-4
     """Loss rate below which nothing is named."""
-    open_confidence: float = 0.95
-    close_after_s: float = 20.0
-    confirm_probes: int = 20
-    confirm_interval_ms: float = 20.0
+    open_confidence: PositiveShare = 0.95
+    close_after_s: Positive = 20.0
+    confirm_probes: Count = 20
+    confirm_interval_ms: Positive = 20.0
 
 
 class Settings(Section, frozen=True):
     """Everything, by section."""
 
-    cluster: str = "default"
+    cluster: Name = "default"
     topology: str | None = None
     """Path of the topology file."""
-    log_level: str = "info"
+    log_level: LogLevel = "info"
     broker: BrokerSettings = BrokerSettings()
     agent: AgentSettings = AgentSettings()
     controller: ControllerSettings = ControllerSettings()
     analyzer: AnalyzerSettings = AnalyzerSettings()
+
+
+def load(
+    path: str | None = None, flags: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Settings from the file at `path` < environment (`PINGMESH_BROKER__HOST`, `PINGMESH_CLUSTER`) < `flags`.
+
+    `flags` is keyed by dotted path (`broker.host`; `broker` alone takes `HOST:PORT`); None values are ignored.
+    Without `path`, `PINGMESH_CONFIG` may name the file. Raises ConfigError with all that is wrong.
+    """
+    # Imported here: what only builds Settings needs neither the loader nor its imports.
+    from pingmesh import config_load
+
+    return config_load.load(path, flags or {}, environ)
