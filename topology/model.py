@@ -21,6 +21,8 @@ class Switch:
     loopback: str | None = None
     icmp_limit: int = 100
     """ICMP answers per second that the switch gives (time exceeded), all requesters together."""
+    fabric: str | None = None
+    """The fabric that the operator says it belongs to, to be checked against the cables; None: no claim."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +125,15 @@ Path = tuple[DirectedLink, ...]
 
 @dataclass(frozen=True)
 class Topology:
-    """A whole fabric (or several that are not joined). Immutable; build it through `topology.files` or `topology.generate`."""
+    """A whole fabric (or several that are not joined). Immutable; built by `topology.files` or `topology.generate`."""
 
     cluster: str
     switches: Mapping[str, Switch]
     rnics: Mapping[str, Rnic]
     """By name `host/device`."""
     links: tuple[Link, ...]
-    _extra: Mapping[str, object] = field(default_factory=dict, repr=False)
+    _memo: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
+    """What `topology.paths` has worked out about this fabric; no part of its value."""
 
     @cached_property
     def hosts(self) -> Mapping[str, tuple[Rnic, ...]]:
@@ -158,6 +161,54 @@ class Topology:
         """The directed link that enters the port with an address: maps traced hops to links."""
         return {d.target_address: d for d in self.directed_links if d.target_address}
 
+    @cached_property
+    def owner_of(self) -> Mapping[str, str]:
+        """The switch that owns an address: its loopback, its link ports, its ports towards RNICs."""
+        out = {s.loopback: s.name for s in self.switches.values() if s.loopback}
+        out.update((address, d.target) for address, d in self.by_address.items())
+        for rnic in self.rnics.values():
+            out.update((leg.switch_address, leg.switch) for leg in rnic.legs if leg.switch_address)
+        return out
+
+    @cached_property
+    def fabrics(self) -> tuple[frozenset[str], ...]:
+        """The switches of each connected fabric, by their first switch. RNICs join nothing: they do not forward."""
+        out: list[frozenset[str]] = []
+        seen: set[str] = set()
+        for start in self.switches:
+            if start in seen:
+                continue
+            part, queue = {start}, [start]
+            while queue:
+                new = {d.target for d in self.out_links[queue.pop()]} - part
+                part |= new
+                queue.extend(new)
+            seen |= part
+            out.append(frozenset(part))
+        return tuple(out)
+
+    @cached_property
+    def fabric_of(self) -> Mapping[str, int]:
+        """The index in `fabrics` of each switch."""
+        return {switch: i for i, part in enumerate(self.fabrics) for switch in part}
+
+    def may_probe(self, a: Rnic, b: Rnic) -> bool:
+        """Whether `a` and `b` may probe each other: other hosts, one group, one address family, one fabric."""
+        if a.host == b.host or a.group != b.group:
+            return False
+        if a.address and b.address and (":" in a.address) != (":" in b.address):
+            return False
+        fabric_of = self.fabric_of
+        return any(fabric_of[x.switch] == fabric_of[y.switch] for x in a.legs for y in b.legs)
+
+    @cached_property
+    def _by_switch(self) -> Mapping[str, tuple[Rnic, ...]]:
+        out: dict[str, dict[str, Rnic]] = {}
+        for rnic in self.rnics.values():
+            for leg in rnic.legs:
+                out.setdefault(leg.switch, {})[rnic.name] = rnic
+        return {switch: tuple(rnics.values()) for switch, rnics in out.items()}
+
     def rnics_under(self, switch: str) -> Iterator[Rnic]:
         """RNICs with a leg on a ToR."""
-        return (r for r in self.rnics.values() if any(leg.switch == switch for leg in r.legs))
+        return iter(self._by_switch.get(switch, ()))
