@@ -1,0 +1,78 @@
+"""Link state of the agent's devices: who has carrier, and how often it went."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from agent.interfaces import LinkSource
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.25
+
+
+@dataclass(slots=True)
+class LinkState:
+    """A device's link. `flaps` counts transitions since the agent first saw the device."""
+
+    up: bool
+    flaps: int = 0
+    _last_changes: int | None = None
+
+
+class LinkWatcher:
+    """Polls the links of some devices and tells of each change.
+
+    A link that went down and came back between two polls shows as two more carrier changes: it is told too.
+    """
+
+    def __init__(self, source: LinkSource, devices: Iterable[str], on_change: Callable[[str, LinkState], None]) -> None:
+        self._source = source
+        self._on_change = on_change
+        self.states: dict[str, LinkState] = {d: LinkState(up=False) for d in devices}
+        for device in self.states:
+            self._look(device)
+
+    def up(self, device: str) -> bool:
+        """Whether a device has carrier; False for one that is not there."""
+        state = self.states.get(device)
+        return state is not None and state.up
+
+    def poll(self) -> list[str]:
+        """Look at every device once; returns those that changed, after `on_change` ran for each."""
+        changed = [d for d in self.states if self._look(d)]
+        for device in changed:
+            state = self.states[device]
+            log.info("link %s", "up" if state.up else "down", extra={"device": device, "flaps": state.flaps})
+            self._on_change(device, state)
+        return changed
+
+    async def run(self) -> None:
+        """Poll until cancelled."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                self.poll()
+            except OSError as error:
+                log.warning("link state cannot be read: %s", error)
+
+    def _look(self, device: str) -> bool:
+        state = self.states[device]
+        interface = self._source.interface(device)
+        up = interface is not None and interface.up
+        moved = 0
+        if interface is not None:
+            if state._last_changes is not None and interface.carrier_changes >= state._last_changes:
+                moved = interface.carrier_changes - state._last_changes
+            state._last_changes = interface.carrier_changes
+        # A device that vanished has no counter to read; its going counts as one transition.
+        if interface is None and state.up:
+            moved = 1
+            state._last_changes = None
+        state.flaps += moved
+        changed = up != state.up or moved > 0
+        state.up = up
+        return changed
