@@ -71,7 +71,7 @@ class Bus:
                     backoff = 0.2
                     assert self._client is not None
                     async for message in self._client.messages:
-                        await self._dispatch(str(message.topic), message.payload)
+                        await self._dispatch(str(message.topic), message.payload, bool(message.retain))
             except (aiomqtt.MqttError, OSError) as error:
                 log.warning("broker connection lost: %s", error)
             # Spread over the interval: a thousand agents must not come back in one instant.
@@ -117,11 +117,11 @@ class Bus:
                 if self.on_disconnect:
                     self.on_disconnect()
 
-    async def _dispatch(self, topic: str, payload: object) -> None:
+    async def _dispatch(self, topic: str, payload: object, retained: bool) -> None:
         try:
             if not isinstance(payload, bytes):
                 raise BadMessageError("payload", "is not bytes")
-            result = self.handler(topics.parse(topic), payload)
+            result = self.handler(topics.parse(topic, retained), payload)
             if result is not None:
                 await result
         except (BadMessageError, topics.BadTopicError) as error:

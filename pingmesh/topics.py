@@ -40,21 +40,22 @@ class BadTopicError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic, split. `device` is set for probe lists only."""
+    """A topic, split. `device` is set for probe lists only; `retained` if the broker kept the message for us."""
 
     cluster: str
     host: str
     kind: str
     device: str | None = None
+    retained: bool = False
 
     def __str__(self) -> str:
         tail = f"/{self.device}" if self.device else ""
         return f"{ROOT}/{self.cluster}/{self.host}/{self.kind}{tail}"
 
 
-def parse(topic: str) -> Topic:
+def parse(topic: str, retained: bool = False) -> Topic:
     """Split a topic name; raises BadTopicError."""
     parts = topic.split("/")
     if len(parts) not in (5, 6) or parts[:2] != ["pingmesh", "v1"] or not all(parts):
         raise BadTopicError(topic)
-    return Topic(parts[2], parts[3], parts[4], parts[5] if len(parts) == 6 else None)
+    return Topic(parts[2], parts[3], parts[4], parts[5] if len(parts) == 6 else None, retained)

@@ -1,0 +1,269 @@
+"""Which flow is which, and which way it walks: probe lists and traced paths, mapped to elements of the fabric.
+
+An *element* is what a packet crosses and what can be broken: a directed switch link by name, `h1/rnic0 tx` (the
+cable from the RNIC to its ToR) and `h1/rnic0 rx` (the way back).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from pingmesh.messages import ProbeList, TracedPath
+from topology.model import Topology
+from topology.paths import ecmp_paths, path_elements, path_from_hops
+
+FlowKey = tuple[int, int, int]
+"""(prober's RNIC number, list version, index)."""
+
+Elements = tuple[str, ...]
+PathSet = tuple[Elements, ...]
+"""Equally likely alternatives; one entry: the path is known."""
+
+PROBE, ACK = 0, 1
+_VERSIONS_KEPT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """One entry of a probe list with names instead of numbers."""
+
+    key: FlowKey
+    src: str
+    dst: str
+    dst_number: int
+    sport: int
+    cls: int
+    cls_name: str
+    kind: int
+    interval_us: int
+
+    @property
+    def src_host(self) -> str:
+        """The host that probes."""
+        return self.src.split("/")[0]
+
+    @property
+    def dst_host(self) -> str:
+        """The host that answers."""
+        return self.dst.split("/")[0]
+
+    def __str__(self) -> str:
+        return f"{self.src} -> {self.dst} (source port {self.sport}, {self.cls_name})"
+
+
+@dataclass(slots=True)
+class PathRecord:
+    """The path of a tuple now and before. Times are the analyzer's nanoseconds."""
+
+    paths: PathSet
+    since: int
+    confirmed: int
+    before: PathSet | None = None
+
+
+class FlowBook:
+    """All flows known and their paths in both directions."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.topology = topology
+        self.flows: dict[FlowKey, Flow] = {}
+        self.rnic_names: dict[int, str] = {}
+        self.classes: dict[int, list[str]] = {}
+        self.latest: dict[int, int] = {}
+        self.mismatches: dict[FlowKey, str] = {}
+        self._versions: dict[int, list[int]] = defaultdict(list)
+        self._paths: dict[tuple[int, FlowKey], PathRecord] = {}
+        self._sets: dict[tuple[str, str], PathSet] = {}
+        self._index: dict[str, list[FlowKey]] | None = None
+
+    # ------------------------------------------------------------ lists
+
+    def add_list(self, message: ProbeList) -> None:
+        """Take over a probe list; the two versions before it stay known for reports under way."""
+        number, version = message.number, message.list_version
+        source = f"{message.host}/{message.device}"
+        self.rnic_names[number] = source
+        names = {p.number: p.name for p in message.peers}
+        self.rnic_names |= names
+        self.classes[number] = [c.name for c in message.classes]
+        self.latest[number] = version
+        for f in message.flows:
+            if f.peer not in names or not 0 <= f.cls < len(message.classes):
+                continue
+            key = (number, version, f.index)
+            self.flows[key] = Flow(
+                key,
+                source,
+                names[f.peer],
+                f.peer,
+                f.sport,
+                f.cls,
+                message.classes[f.cls].name,
+                f.kind,
+                f.interval_us,
+            )
+        kept = self._versions[number]
+        if version not in kept:
+            kept.append(version)
+        self._inherit_paths(number, version)
+        while len(kept) > _VERSIONS_KEPT:
+            self._forget(number, kept.pop(0))
+        self._index = None
+
+    def _inherit_paths(self, number: int, version: int) -> None:
+        """A tuple that stays in a new version keeps its traced path under its new key."""
+        by_tuple = {
+            (f.dst, f.sport): key for key, f in self.flows.items() if key[0] == number and key[1] != version
+        }
+        for key, f in [(k, f) for k, f in self.flows.items() if k[0] == number and k[1] == version]:
+            old = by_tuple.get((f.dst, f.sport))
+            for role in (PROBE, ACK):
+                if old and (role, key) not in self._paths and (role, old) in self._paths:
+                    self._paths[role, key] = self._paths[role, old]
+
+    def _forget(self, number: int, version: int) -> None:
+        for key in [k for k in self.flows if k[0] == number and k[1] == version]:
+            del self.flows[key]
+            self.mismatches.pop(key, None)
+            for role in (PROBE, ACK):
+                self._paths.pop((role, key), None)
+
+    def current(self) -> Iterator[Flow]:
+        """Flows of the newest list of each RNIC."""
+        return (f for f in self.flows.values() if f.key[1] == self.latest.get(f.key[0]))
+
+    # ------------------------------------------------------------ paths
+
+    def tor(self, rnic: str) -> str | None:
+        """The ToR of an RNIC, None for one that is not in the topology."""
+        r = self.topology.rnics.get(rnic)
+        return r.legs[0].switch if r else None
+
+    def add_path(self, traced: TracedPath, at: int) -> bool:
+        """Take over a traced path seen at `at`; True if the tuple walks differently now."""
+        key = (traced.rnic, traced.list_version, traced.index)
+        flow = self.flows.get(key)
+        if flow is None or traced.role not in (PROBE, ACK) or all(a is None for _, a in traced.hops):
+            return False
+        a, b = (flow.src, flow.dst) if traced.role == PROBE else (flow.dst, flow.src)
+        ta, tb = self.tor(a), self.tor(b)
+        if ta is None or tb is None:
+            return False
+        found = path_from_hops(self.topology, ta, tb, traced.hops)
+        if not found:
+            self.mismatches[key] = ", ".join(f"TTL {t}: {addr}" for t, addr in traced.hops)
+            return False
+        self.mismatches.pop(key, None)
+        paths = tuple(path_elements(self.topology, a, b, p) for p in found)
+        record = self._paths.get((traced.role, key))
+        if record is None:
+            self._paths[traced.role, key] = PathRecord(paths, at, at)
+            self._index = None
+            return True
+        if record.confirmed > at:
+            return False
+        if paths != record.paths and not (len(paths) > 1 and set(record.paths) <= set(paths)):
+            self._paths[traced.role, key] = PathRecord(paths, at, at, record.paths)
+            self._index = None
+            return True
+        record.confirmed = at
+        return False
+
+    def path_set(self, src: str, dst: str) -> PathSet:
+        """Every path that ECMP may choose between two RNICs; empty if one is not in the topology."""
+        known = self._sets.get((src, dst))
+        if known is None:
+            ta, tb = self.tor(src), self.tor(dst)
+            found = ecmp_paths(self.topology, ta, tb) if ta and tb else ()
+            known = tuple(path_elements(self.topology, src, dst, p) for p in found)
+            self._sets[src, dst] = known
+        return known
+
+    def paths_at(self, flow: Flow, role: int, when: int) -> PathSet:
+        """The path that was confirmed before `when`, else the ECMP set."""
+        record = self._paths.get((role, flow.key))
+        if record is not None:
+            if when < record.since and record.before is not None:
+                return record.before
+            return record.paths
+        if role == PROBE:
+            return self.path_set(flow.src, flow.dst)
+        return self.path_set(flow.dst, flow.src)
+
+    def record(self, flow: Flow, role: int) -> PathRecord | None:
+        """What tracing knows of a tuple."""
+        return self._paths.get((role, flow.key))
+
+    def through(self, element: str) -> list[Flow]:
+        """Current flows whose *probes* are known to cross an element."""
+        if self._index is None:
+            index: dict[str, list[FlowKey]] = defaultdict(list)
+            for f in self.current():
+                paths = self.paths_at(f, PROBE, _FOREVER)
+                if len(paths) == 1:
+                    for e in paths[0]:
+                        index[e].append(f.key)
+                else:
+                    for e in _common(paths):
+                        index[e].append(f.key)
+            self._index = dict(index)
+        return [self.flows[k] for k in self._index.get(element, ()) if k in self.flows]
+
+    def traced_through(self, links: Iterable[str]) -> list[tuple[int, Flow]]:
+        """(role, flow) of every tuple that is known to cross, or crossed before its last change, one of these links."""
+        wanted = set(links)
+        out = []
+        for (role, key), record in self._paths.items():
+            flow = self.flows.get(key)
+            if flow is None or key[1] != self.latest.get(key[0]):
+                continue
+            paths = record.paths + (record.before or ())
+            if any(e in wanted for p in paths for e in p):
+                out.append((role, flow))
+        return out
+
+    def walk(self, since: int) -> dict[str, Walk]:
+        """How the tuples traced since a time walk the directed links, against what chance would give."""
+        out: dict[str, Walk] = {}
+        shares: dict[tuple[str, str], dict[str, float]] = {}
+        for (role, key), record in self._paths.items():
+            flow = self.flows.get(key)
+            if flow is None or record.confirmed < since or len(record.paths) != 1:
+                continue
+            a, b = (flow.src, flow.dst) if role == PROBE else (flow.dst, flow.src)
+            ends = (self.tor(a) or "", self.tor(b) or "")
+            share = shares.get(ends)
+            if share is None:
+                sets = self.path_set(a, b)
+                share = defaultdict(float)
+                for p in sets:
+                    for e in p[1:-1]:
+                        share[e] += 1 / len(sets)
+                shares[ends] = share
+            path = set(record.paths[0])
+            for e, q in share.items():
+                w = out.setdefault(e, Walk())
+                w.tuples += 1
+                w.walkers += e in path
+                w.log_chance += math.log1p(-q) if q < 0.999 else -math.inf
+        return out
+
+
+@dataclass(slots=True)
+class Walk:
+    """Tuples that could cross a link, those that do, and the log probability that none would by chance."""
+
+    tuples: int = 0
+    walkers: int = 0
+    log_chance: float = 0.0
+
+
+_FOREVER = 1 << 62
+
+
+def _common(paths: PathSet) -> set[str]:
+    """Elements on every alternative."""
+    return set.intersection(*(set(p) for p in paths)) if paths else set()

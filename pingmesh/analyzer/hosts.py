@@ -1,0 +1,119 @@
+"""What the analyzer knows of each agent: alive, silent, dead, stopped, starved."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from pingmesh.messages import AgentState, Health
+
+STARVED_LAG_MS = 250.0
+"""Longer stalls than a busy host shows in health; probes time out after 500."""
+
+_SECOND = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Host:
+    """One agent. Times are the analyzer's nanoseconds."""
+
+    name: str
+    boot: int = 0
+    state: str = "online"
+    state_since: int = 0
+    heard: int = 0
+    health: Health = field(default_factory=Health)
+    health_at: int = 0
+    stalls: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=64))
+    """(when, milliseconds) of stalls reported or seen as late answers."""
+    unanswered: int = 0
+    silent_since: int = 0
+    """When the first question that is still unanswered was asked; 0: none."""
+    rebooted: int = 0
+    offset: int = 0
+    """Analyzer's clock minus the agent's, from the latest message."""
+    restarts: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+
+    def starved(self, since: int) -> float:
+        """Longest stall reported since a time, in milliseconds; 0 if none was."""
+        return max((ms for at, ms in self.stalls if at >= since), default=0.0)
+
+
+class HostBook:
+    """All hosts heard of."""
+
+    def __init__(self) -> None:
+        self.hosts: dict[str, Host] = {}
+        self.session_since = 0
+        """Start of our own broker session: silence before it means nothing."""
+
+    def get(self, name: str) -> Host:
+        """The host, made on first sight."""
+        host = self.hosts.get(name)
+        if host is None:
+            host = self.hosts[name] = Host(name)
+        return host
+
+    def on_state(self, message: AgentState, now: int, retained: bool) -> None:
+        """An online, stopped or died message. A retained one says nothing about *now*."""
+        host = self.get(message.host)
+        if message.state == "died" and host.boot not in (0, message.boot):
+            return  # the will of an earlier process
+        if message.state != host.state:
+            host.state_since = now
+        if message.state == "online":
+            self.on_message(message.host, message.boot, now, message.at_ns, retained)
+        host.state = message.state
+        host.boot = message.boot
+
+    def on_message(self, name: str, boot: int, now: int, agent_now: int, retained: bool = False) -> None:
+        """Anything else from an agent proves that it lives."""
+        host = self.get(name)
+        if host.boot != boot:
+            if host.boot:
+                host.restarts.append(now)
+            host.boot = boot
+            host.rebooted = now
+            host.stalls.clear()
+        if retained:
+            return
+        if host.silent_since and now - host.silent_since > _SECOND // 2:
+            # It was silent and is the same process: it was stalled, not dead.
+            host.stalls.append((now, (now - host.silent_since) / 1e6))
+        host.heard = now
+        host.unanswered = 0
+        host.silent_since = 0
+        if agent_now:
+            host.offset = now - agent_now
+        if host.state != "online":
+            host.state = "online"
+            host.state_since = now
+
+    def on_health(self, name: str, health: Health, now: int) -> None:
+        """Health from a report, an exception or an answer."""
+        host = self.get(name)
+        host.health = health
+        host.health_at = now
+        stall = max(health.loop_lag_max, health.read_delay_max)
+        if stall >= STARVED_LAG_MS:
+            host.stalls.append((now, stall))
+
+    def on_unanswered(self, name: str, asked: int) -> None:
+        """A question got no answer in time."""
+        host = self.get(name)
+        if host.heard > asked:
+            return
+        host.unanswered += 1
+        if not host.silent_since:
+            host.silent_since = asked
+
+    def session_started(self, now: int) -> None:
+        """Our connection is new: everything about silence starts again."""
+        self.session_since = now
+        for host in self.hosts.values():
+            host.unanswered = 0
+            host.silent_since = 0
+
+    def heard_in_session(self, host: Host) -> bool:
+        """Whether silence of this host can mean anything yet."""
+        return bool(self.session_since) and host.heard >= self.session_since
