@@ -1,0 +1,1 @@
+"""Fault injection: what can be broken in the lab, how, and what a right analyzer answers."""
