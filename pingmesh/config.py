@@ -89,7 +89,7 @@ class ControllerSettings(Section, frozen=True):
     """The controller."""
 
     database: str = "pingmesh.db"
-    listen: str = "unix:pingmesh.sock"
+    listen: str = "127.0.0.1:8470"
     """`unix:PATH` or `HOST:PORT` of the HTTP API."""
     tor_mesh_rate: Rate = 10.0
     """ToR-mesh probes/s per prober RNIC."""

@@ -92,6 +92,8 @@ USER_ERRORS = {
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30, width=min(110, shutil.get_terminal_size((100, 24)).columns))
+        # argparse forgets the indentation of subcommands when it measures them, and wraps the longest one.
+        self._action_max_length = 14
 
 
 class _Version(argparse.Action):
