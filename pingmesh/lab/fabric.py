@@ -1,0 +1,339 @@
+"""The fabric of namespaces: a namespace per switch and host, a veth pair per cable, routed like a data centre."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pingmesh.lab import hashing, names, namespaces
+from pingmesh.lab.hashing import HashKind
+from pingmesh.lab.hosts import HostKind
+from pingmesh.lab.routes import HashMethod, RouteManager
+from topology.model import Link, Rnic, Topology
+
+MTU = 4200
+BRIDGE = "mgmt"
+MANAGEMENT_PORT = "mgmt0"
+MANAGEMENT_ADDRESS = "10.254.0.1"
+ICMP_TABLE = "pmicmp"
+_BUILDERS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class HostPort:
+    """A host's end of an RNIC's cable."""
+
+    namespace: str | None
+    device: str
+
+
+class Fabric:
+    """A topology as namespaces of this (isolated) process. Everything blocks; call it from a thread in async code.
+
+    Nodes are called as in the topology; `build` must have run before anything else is asked.
+    """
+
+    def __init__(
+        self, topology: Topology, hosts: HostKind, *, seed: int = 1, hash_kind: HashKind | None = None
+    ) -> None:
+        """`seed` makes the routers' hash seeds; `hash_kind` defaults to what the kernel can do.
+
+        Raises LabError, before anything is built, for a topology that no lab can be made of.
+        """
+        names.check(topology)
+        self.topology = topology
+        self.hosts = hosts
+        self.seed = seed
+        self.hash_kind = hash_kind or HashKind.available()
+        self.interfaces = names.switch_interfaces(topology)
+        self.routes = RouteManager(topology, self.interfaces, HashMethod(self.hash_kind.buckets))
+        self._families = {6 if ":" in a else 4 for r in topology.rnics.values() for a in [r.address] if a}
+
+    # What faults and tests use
+
+    def run(self, node: str, *argv: str, check: bool = True) -> str:
+        """Run a command on a switch or host and return its output; raises CommandError if it fails and `check`."""
+        if node in self.topology.hosts:
+            return namespaces.execute(self.hosts.command(node, argv), node=node, check=check, shown=argv)
+        return namespaces.run(node, argv, check=check)
+
+    def nft(self, node: str, script: str) -> None:
+        """Load an nft script in a node's namespace (atomic: all or nothing)."""
+        argv = ["nft", "-f", "-"]
+        name = self.namespace(node)
+        if name is None:
+            namespaces.execute(argv, node=node, text=script)
+        else:
+            namespaces.run(name, argv, text=script)
+
+    def namespace(self, node: str) -> str | None:
+        """The network namespace that holds a node's devices; None: the lab's own."""
+        return self.hosts.namespace(node) if node in self.topology.hosts else node
+
+    def interface(self, node: str, port: str) -> str:
+        """The network device of a switch's port, or of a host's RNIC (by its device). Raises KeyError."""
+        if node in self.topology.hosts:
+            return self.hosts.interface(self.topology.rnics[f"{node}/{port}"])
+        return self.interfaces[node, port]
+
+    def link_ends(self, link: Link) -> tuple[tuple[str, str], tuple[str, str]]:
+        """(node, network device) of both ends of a cable: of `a`, of `b`."""
+        return (link.a, self.interface(link.a, link.a_port)), (link.b, self.interface(link.b, link.b_port))
+
+    def rnic_ends(self, rnic: Rnic) -> tuple[tuple[str, str], tuple[str, str]]:
+        """(node, network device) of both ends of an RNIC's cable: of the host, of the ToR."""
+        leg = rnic.legs[0]
+        return (rnic.host, self.interface(rnic.host, rnic.device)), (leg.switch, self.interface(leg.switch, leg.port))
+
+    def management_port(self, host: str) -> str:
+        """The device of the management bridge, in the lab's own namespace, to which a host is plugged."""
+        return f"m{list(self.topology.hosts).index(host) + 1}"
+
+    def management_address(self, host: str) -> str:
+        """The host's address on the management network."""
+        number = list(self.topology.hosts).index(host) + 1
+        return f"10.254.{number // 250 + 1}.{number % 250 + 1}"
+
+    def set_device(self, node: str | None, device: str, *, up: bool) -> None:
+        """Set a network device up or down (None: of the lab's own namespace), and bring back what the kernel removes.
+
+        The kernel forgets routes over a device that is set down; set up, the device gets them again.
+        """
+        name = self.namespace(node) if node else None
+        lines = [f"link set {device} {'up' if up else 'down'}"]
+        if up and node in self.topology.hosts:
+            ends = {self.rnic_ends(r)[0][1]: r for r in self.topology.hosts[str(node)]}
+            lines += self._host_routes(ends[device]) if device in ends else []
+        namespaces.ip_batch(lines, name)
+        if node in self.topology.switches:
+            self.routes.device_changed(str(node), device, up=up)
+
+    # Building
+
+    def build(self, progress: Callable[[str], None] = lambda _: None) -> None:
+        """Make everything, about 40 ms a node. Not to be called twice."""
+        nodes = [*self.topology.switches, *self._host_namespaces()]
+        progress(
+            f"{len(self.topology.switches)} switches, {len(self.topology.hosts)} hosts, {len(self._cables())} cables"
+        )
+        namespaces.ip_batch(f"netns add {n}" for n in nodes)
+        # Before any device exists: a device takes what is the default when it is made.
+        self._each(nodes, lambda n: namespaces.inside(n, lambda: self._write_sysctls(n)))
+        namespaces.ip_batch(self._cable_lines())
+        namespaces.ip_batch(self._management_lines())
+        self._each(nodes, lambda n: namespaces.ip_batch(self._node_lines(n), n))
+        self._each(list(self.topology.switches), self._load_nft)
+        self.resolve_neighbours()
+
+    def resolve_neighbours(self) -> None:
+        """Make every node look up its neighbours, so that no first probe waits for an answer or is dropped."""
+        targets: dict[str | None, list[str]] = {}
+        for k in self.topology.links:
+            targets.setdefault(k.a, []).append(str(k.b_address))
+            targets.setdefault(k.b, []).append(str(k.a_address))
+        for r in self.topology.rnics.values():
+            targets.setdefault(r.legs[0].switch, []).append(str(r.address))
+            targets.setdefault(self.hosts.namespace(r.host), []).append(str(r.legs[0].switch_address))
+        for node, addresses in targets.items():
+            if node is None:
+                _knock(addresses)
+            else:
+                namespaces.inside(node, lambda a=addresses: _knock(a))  # type: ignore[misc]
+
+    def _each(self, nodes: Sequence[str], work: Callable[[str], None]) -> None:
+        with ThreadPoolExecutor(max_workers=_BUILDERS) as pool:
+            list(pool.map(work, nodes))
+
+    def _host_namespaces(self) -> list[str]:
+        return list(dict.fromkeys(n for h in self.topology.hosts if (n := self.hosts.namespace(h)) is not None))
+
+    def _cables(self) -> list[tuple[tuple[str | None, str], tuple[str | None, str]]]:
+        """(namespace, device) of both ends of every cable."""
+        cables: list[tuple[tuple[str | None, str], tuple[str | None, str]]] = []
+        cables += (self.link_ends(k) for k in self.topology.links)
+        for r in self.topology.rnics.values():
+            (host, device), tor = self.rnic_ends(r)
+            cables.append(((self.hosts.namespace(host), device), tor))
+        return cables
+
+    def _cable_lines(self) -> list[str]:
+        def at(end: tuple[str | None, str]) -> str:
+            return f"{end[1]} mtu {MTU}" + (f" netns {end[0]}" if end[0] else "")
+
+        return [f"link add {at(a)} type veth peer name {at(b)}" for a, b in self._cables()]
+
+    def _management_lines(self) -> list[str]:
+        lines = [
+            "link set lo up",
+            f"link add {BRIDGE} type bridge",
+            f"addr add {MANAGEMENT_ADDRESS}/16 dev {BRIDGE}",
+            f"link set {BRIDGE} up",
+        ]
+        for host in self.topology.hosts:
+            name = self.hosts.namespace(host)
+            if name is not None:
+                port = self.management_port(host)
+                lines.append(f"link add {port} type veth peer name {MANAGEMENT_PORT} netns {name}")
+                lines.append(f"link set {port} master {BRIDGE} up")
+        return lines
+
+    def _write_sysctls(self, node: str) -> None:
+        is_switch = node in self.topology.switches
+        values = dict(_SYSCTLS) | (_SWITCH_SYSCTLS if is_switch else _HOST_SYSCTLS)
+        optional = set(_OPTIONAL)
+        if is_switch and self.hash_kind is HashKind.KERNEL:
+            values[hashing.SEED_SYSCTL] = str(hashing.router_seed(self.seed, node))
+        if self._families == {4}:
+            optional |= {k for k in values if k.startswith("net/ipv6")}
+        namespaces.write_sysctls(values, optional=optional)
+
+    def _node_lines(self, node: str) -> list[str]:
+        if node in self.topology.switches:
+            return self._switch_lines(node)
+        lines = ["link set lo up"]
+        for host, rnics in self.topology.hosts.items():
+            if self.hosts.namespace(host) == node:
+                lines += [f"addr add {self.management_address(host)}/16 dev {MANAGEMENT_PORT}"]
+                lines += [f"link set {MANAGEMENT_PORT} up"]
+                lines += self._host_lines(rnics)
+        return lines
+
+    def _switch_lines(self, switch: str) -> list[str]:
+        lines = ["link set lo up"]
+        loopback = self.topology.switches[switch].loopback
+        if loopback:
+            lines.append(_address(loopback, "lo", 0))
+        for k in self.topology.links:
+            for end, address in zip(self.link_ends(k), (k.a_address, k.b_address), strict=True):
+                if end[0] == switch:
+                    lines += [_address(str(address), end[1]), f"link set {end[1]} up"]
+        for r in self.topology.rnics_under(switch):
+            device = self.rnic_ends(r)[1][1]
+            lines += [_address(str(r.legs[0].switch_address), device), f"link set {device} up"]
+        if self.hash_kind is HashKind.NFT:
+            for family in sorted(self._families):
+                lines += hashing.bucket_rules(family)
+        return lines + self.routes.first_install(switch)
+
+    def _host_lines(self, rnics: Sequence[Rnic]) -> list[str]:
+        """Each RNIC's traffic, by source address or device, leaves by its own cable.
+
+        With several RNICs, packets from one to another of the same host take the fabric too: the `local` table is
+        asked after the rules of the RNICs, which see only what the host itself sends.
+        """
+        lines = []
+        for number, r in enumerate(rnics, 1):
+            device = self.rnic_ends(r)[0][1]
+            flag = _flag(str(r.address))
+            lines += [_address(str(r.address), device), f"link set {device} up"]
+            lines.append(f"{flag}rule add pref {100 + number} iif lo from {r.address} lookup {100 + number}")
+            lines.append(f"{flag}rule add pref {200 + number} iif lo oif {device} lookup {100 + number}")
+        for flag in sorted({_flag(str(r.address)) for r in rnics}) if len(rnics) > 1 else []:
+            lines += [f"{flag}rule add pref 300 lookup local", f"{flag}rule del pref 0"]
+        for r in rnics:
+            lines += self._host_routes(r)
+        return lines
+
+    def _host_routes(self, rnic: Rnic) -> list[str]:
+        """The routes of one RNIC: its own table, and the main table, where the first RNIC is preferred."""
+        device = self.rnic_ends(rnic)[0][1]
+        number = self.topology.hosts[rnic.host].index(rnic) + 1
+        via = f"default via {rnic.legs[0].switch_address} dev {device}"
+        flag = _flag(str(rnic.address))
+        return [
+            f"{flag}route replace {via} src {rnic.address} table {100 + number}",
+            f"{flag}route replace {via} src {rnic.address} metric {number}",
+        ]
+
+    def _load_nft(self, switch: str) -> None:
+        limit = self.topology.switches[switch].icmp_limit
+        script = _ICMP_LIMIT.format(table=ICMP_TABLE, limit=limit, burst=max(5, limit // 4))
+        if self.hash_kind is HashKind.NFT:
+            script += hashing.nft_hash(hashing.router_seed(self.seed, switch))
+        self.nft(switch, script)
+
+
+def _flag(address: str) -> str:
+    return "-6 " if ":" in address else ""
+
+
+def _address(address: str, device: str, host_bits: int = 1) -> str:
+    if ":" in address:
+        return f"-6 addr add {address}/{128 - host_bits} dev {device} nodad"
+    return f"addr add {address}/{32 - host_bits} dev {device}"
+
+
+def _knock(addresses: Sequence[str]) -> None:
+    """Send one datagram to the discard port of each address; that it may be refused does not matter."""
+    for family in (socket.AF_INET, socket.AF_INET6):
+        mine = [a for a in addresses if (":" in a) == (family == socket.AF_INET6)]
+        if not mine:
+            continue
+        with socket.socket(family, socket.SOCK_DGRAM) as s:
+            for address in mine:
+                try:
+                    s.sendto(b"", (address, 9))
+                except OSError:
+                    continue  # a device that is not up yet: the first probe resolves it
+
+
+_ICMP_LIMIT = """\
+table inet {table} {{
+  chain output {{
+    type filter hook output priority filter; policy accept;
+    icmp type time-exceeded limit rate over {limit}/second burst {burst} packets counter drop
+    icmpv6 type time-exceeded limit rate over {limit}/second burst {burst} packets counter drop
+  }}
+}}
+"""
+
+# The topology's limit, by nft, is the only one: the kernel's own are opened wide.
+_SYSCTLS = {
+    "net/ipv4/conf/all/ignore_routes_with_linkdown": "1",
+    "net/ipv4/conf/default/ignore_routes_with_linkdown": "1",
+    "net/ipv4/conf/all/rp_filter": "0",
+    "net/ipv4/conf/default/rp_filter": "0",
+    "net/ipv4/icmp_ratelimit": "0",
+    "net/ipv4/icmp_ratemask": "0",
+    "net/ipv4/icmp_msgs_per_sec": "100000",
+    "net/ipv4/icmp_msgs_burst": "10000",
+    "net/ipv4/neigh/default/base_reachable_time_ms": "3600000",
+    "net/ipv4/neigh/default/gc_stale_time": "86400",
+    "net/ipv6/conf/all/ignore_routes_with_linkdown": "1",
+    "net/ipv6/conf/default/ignore_routes_with_linkdown": "1",
+    "net/ipv6/conf/all/accept_dad": "0",
+    "net/ipv6/conf/default/accept_dad": "0",
+    "net/ipv6/conf/default/accept_ra": "0",
+    "net/ipv6/conf/all/keep_addr_on_down": "1",
+    "net/ipv6/conf/default/keep_addr_on_down": "1",
+    "net/ipv6/icmp/ratelimit": "0",
+    "net/ipv6/neigh/default/base_reachable_time_ms": "3600000",
+    "net/ipv6/neigh/default/gc_stale_time": "86400",
+}
+_SWITCH_SYSCTLS = {
+    "net/ipv4/ip_forward": "1",
+    "net/ipv4/fib_multipath_hash_policy": "1",
+    "net/ipv4/icmp_errors_use_inbound_ifaddr": "1",
+    "net/ipv6/conf/all/forwarding": "1",
+    "net/ipv6/conf/default/forwarding": "1",
+    "net/ipv6/fib_multipath_hash_policy": "1",
+}
+_HOST_SYSCTLS = {
+    "net/ipv4/conf/all/accept_local": "1",
+    "net/ipv4/conf/default/accept_local": "1",
+    "net/ipv4/conf/all/arp_ignore": "1",
+    "net/ipv4/conf/default/arp_ignore": "1",
+    "net/ipv4/conf/all/arp_announce": "2",
+    "net/ipv4/conf/default/arp_announce": "2",
+}
+# Read-only outside the first network namespace on older kernels, which then limit all namespaces together.
+_OPTIONAL = {
+    "net/ipv4/icmp_msgs_per_sec",
+    "net/ipv4/icmp_msgs_burst",
+    "net/ipv4/neigh/default/base_reachable_time_ms",
+    "net/ipv4/neigh/default/gc_stale_time",
+    "net/ipv6/neigh/default/base_reachable_time_ms",
+    "net/ipv6/neigh/default/gc_stale_time",
+}
