@@ -115,9 +115,7 @@ class FlowBook:
 
     def _inherit_paths(self, number: int, version: int) -> None:
         """A tuple that stays in a new version keeps its traced path under its new key."""
-        by_tuple = {
-            (f.dst, f.sport): key for key, f in self.flows.items() if key[0] == number and key[1] != version
-        }
+        by_tuple = {(f.dst, f.sport): key for key, f in self.flows.items() if key[0] == number and key[1] != version}
         for key, f in [(k, f) for k, f in self.flows.items() if k[0] == number and k[1] == version]:
             old = by_tuple.get((f.dst, f.sport))
             for role in (PROBE, ACK):

@@ -32,6 +32,8 @@ class Host:
     rebooted: int = 0
     offset: int = 0
     """Analyzer's clock minus the agent's, from the latest message."""
+    down: dict[str, int] = field(default_factory=dict)
+    """Devices whose link is down, and since when we know."""
     restarts: deque[int] = field(default_factory=lambda: deque(maxlen=8))
 
     def starved(self, since: int) -> float:
@@ -94,6 +96,11 @@ class HostBook:
         host = self.get(name)
         host.health = health
         host.health_at = now
+        for r in health.rnics:
+            if r.up:
+                host.down.pop(r.device, None)
+            else:
+                host.down.setdefault(r.device, now)
         stall = max(health.loop_lag_max, health.read_delay_max)
         if stall >= STARVED_LAG_MS:
             host.stalls.append((now, stall))

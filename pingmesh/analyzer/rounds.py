@@ -1,0 +1,181 @@
+"""One active confirmation: probe the doubtful flows and their neighbours harder, ask both ends what arrived."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+
+from pingmesh.analyzer.clock import Clock
+from pingmesh.analyzer.samples import ResponderCounts, Sample, one_way, prober_rows, responder_rows
+from pingmesh.analyzer.flows import FlowBook
+from pingmesh.analyzer.hosts import HostBook
+from pingmesh.analyzer.questions import Questions, ask_all
+from pingmesh.analyzer.suspicion import Episode, Request, plan
+from pingmesh.messages import CONFIRM_BIT, Answer, BadMessageError, ConfirmResult
+
+log = logging.getLogger(__name__)
+
+COUNTS = (10, 20, 30)
+"""Probes a flow in the first, second and further rounds of an episode."""
+FALLBACK_LINKS = 8
+STRAGGLER_S = 0.25
+
+
+@dataclass
+class RoundResult:
+    """What one round brought."""
+
+    began: int
+    samples: list[Sample] = field(default_factory=list)
+    silent: set[str] = field(default_factory=set)
+    elements: list[str] = field(default_factory=list)
+
+    @property
+    def lost(self) -> int:
+        """Packets lost in the round, both directions."""
+        return sum(s.lost for s in self.samples)
+
+
+class Rounds:
+    """Runs confirmations; one at a time."""
+
+    def __init__(self, book: FlowBook, hosts: HostBook, questions: Questions, clock: Clock, interval_us: int) -> None:
+        self._book = book
+        self._hosts = hosts
+        self._questions = questions
+        self._clock = clock
+        self._interval_us = interval_us
+
+    async def run(self, episode: Episode) -> RoundResult:
+        """Plan and carry out the episode's next round."""
+        book = self._book
+        usable = {h.name for h in self._hosts.hosts.values() if h.state == "online" and h.unanswered < 3}
+        requests, elements = plan(book, episode, usable)
+        count = COUNTS[min(episode.rounds, len(COUNTS) - 1)]
+        episode.rounds += 1
+        episode.fresh = False
+        result = RoundResult(self._clock.now(), elements=elements)
+        started = [(r, *self._start(r, count)) for r in requests]
+        await self._retrace(elements, episode)
+        await self._find_silent(self._involved(requests, episode), result)
+        confirmed = await self._collect(started, result.silent)
+        counts = await self._responders(confirmed, result)
+        for request, window, answer in confirmed:
+            self._samples(request, window, answer, counts, result)
+        return result
+
+    def _start(self, request: Request, count: int) -> tuple[int, asyncio.Task[ConfirmResult | None]]:
+        host = self._book.rnic_names[request.rnic].split("/")[0]
+        return self._questions.start_confirm(host, request, count, self._interval_us)
+
+    def _involved(self, requests: list[Request], episode: Episode) -> set[str]:
+        involved = {d.flow.dst_host for d in episode.doubts.values()}
+        for r in requests:
+            involved.add(self._book.rnic_names[r.rnic].split("/")[0])
+            involved.update(
+                f.dst_host for i in r.indexes if (f := self._book.flows.get((r.rnic, r.list_version, i))) is not None
+            )
+        return {h for h in involved if self._hosts.get(h).state == "online"}
+
+    async def _find_silent(self, hosts: set[str], result: RoundResult) -> None:
+        answers = await ask_all(self._questions, sorted(hosts))
+        # One unanswered question proves nothing: ask again before anyone is called silent.
+        quiet = [h for h, a in answers.items() if a is None]
+        again = await ask_all(self._questions, quiet)
+        for host, answer in again.items():
+            if answer is None and self._hosts.get(host).heard < result.began:
+                self._hosts.on_unanswered(host, result.began)
+                result.silent.add(host)
+
+    async def _retrace(self, elements: list[str], episode: Episode) -> None:
+        links = [e for e in elements if "->" in e][:FALLBACK_LINKS]
+        both = set(links)
+        for e in links:
+            both.add("->".join(reversed(e.split("->"))))
+        by_host: dict[str, list[tuple[int, int, int, int]]] = {}
+        doubtful = set(episode.doubts)
+        tuples = sorted(self._book.traced_through(both), key=lambda t: t[1].key not in doubtful)
+        for role, flow in tuples:
+            record = self._book.record(flow, role)
+            if record is not None and record.confirmed > episode.began:
+                continue
+            host = flow.src_host if role == 0 else flow.dst_host
+            by_host.setdefault(host, []).append((role, *flow.key))
+        await self._questions.retrace(by_host)
+
+    async def _collect(
+        self, started: list[tuple[Request, int, asyncio.Task[ConfirmResult | None]]], silent: set[str]
+    ) -> list[tuple[Request, int, ConfirmResult]]:
+        tasks = set()
+        for request, _, task in started:
+            if self._book.rnic_names[request.rnic].split("/")[0] in silent:
+                task.cancel()
+            else:
+                tasks.add(task)
+        while tasks:
+            # A straggler holds up the verdict only while others are still coming in.
+            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=3.0)
+            if not done:
+                break
+            if tasks and len(tasks) <= len(started) // 8:
+                _, tasks = await asyncio.wait(tasks, timeout=STRAGGLER_S)
+                break
+        for task in tasks:
+            task.cancel()
+        out = []
+        for request, ident, task in started:
+            if task.done() and not task.cancelled() and (answer := task.result()) is not None:
+                out.append((request, CONFIRM_BIT | ident, answer))
+        return out
+
+    async def _responders(
+        self, confirmed: list[tuple[Request, int, ConfirmResult]], result: RoundResult
+    ) -> dict[tuple[str, int, int], ResponderCounts]:
+        """(host, window, index) -> counts, of the hosts that answered; their zeroes are filled in by `_samples`."""
+        windows: dict[str, list[tuple[int, int, int, int]]] = {}
+        for request, window, answer in confirmed:
+            for host in {
+                f.dst_host
+                for i in request.indexes
+                if (f := self._book.flows.get((request.rnic, request.list_version, i))) is not None
+            }:
+                windows.setdefault(host, []).append((request.rnic, answer.epoch, request.list_version, window))
+        asked = [h for h in windows if h not in result.silent]
+        answers = await asyncio.gather(*(self._questions.ask(h, windows[h], 2 * 0.3) for h in asked))
+        counts: dict[tuple[str, int, int], ResponderCounts] = {}
+        for host, given in zip(asked, answers, strict=True):
+            if not isinstance(given, Answer):
+                continue
+            for rnic, epoch, version, window in windows[host]:
+                del rnic, epoch, version
+                counts[host, window, -1] = ResponderCounts()  # this host has spoken about this window
+            try:
+                for key, index, c in responder_rows(given.responder):
+                    counts[host, key[3], index] = c
+            except BadMessageError as error:
+                log.warning("answer unusable: %s", error, extra={"host": host})
+        return counts
+
+    def _samples(
+        self,
+        request: Request,
+        window: int,
+        answer: ConfirmResult,
+        counts: dict[tuple[str, int, int], ResponderCounts],
+        result: RoundResult,
+    ) -> None:
+        now = self._clock.now()
+        try:
+            rows = list(prober_rows(answer.columns))
+        except BadMessageError as error:
+            log.warning("confirmation unusable: %s", error, extra={"host": answer.host})
+            return
+        for index, p in rows:
+            flow = self._book.flows.get((request.rnic, request.list_version, index))
+            if flow is None or p.sent <= 0:
+                continue
+            cls = flow.cls_name if request.cls < 0 else self._book.classes[request.rnic][request.cls]
+            spoken = (flow.dst_host, window, -1) in counts
+            r = counts.get((flow.dst_host, window, index), ResponderCounts()) if spoken else None
+            result.samples += one_way(flow, cls, p, r, result.began, now, True)

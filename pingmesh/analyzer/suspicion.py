@@ -1,0 +1,144 @@
+"""From losses noticed to the flows worth probing harder: what an active confirmation asks for."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook, FlowKey
+from pingmesh.messages import FORWARD, LATE, LOST, NO_RTT, OVERDUE, REVERSE, SLOW, Event
+
+ELEMENTS_PER_ROUND = 20
+FLOWS_PER_ELEMENT = 6
+OTHER_CLASS_FLOWS = 2
+FLOWS_PER_RNIC = 6
+FLOWS_PER_ROUND = 120
+
+
+@dataclass(slots=True)
+class Doubt:
+    """A flow with a probe that did not come back, or came back slowly."""
+
+    flow: Flow
+    first: int
+    last: int
+    losses: int = 0
+    slow: int = 0
+    direction: int = 0
+
+
+@dataclass
+class Episode:
+    """From the first loss noticed until enough clean confirmations: one or more faults are sought."""
+
+    began: int
+    doubts: dict[FlowKey, Doubt] = field(default_factory=dict)
+    rounds: int = 0
+    clean_rounds: int = 0
+    fresh: bool = True
+    """New doubts since the last round was planned."""
+
+    def add(self, flow: Flow, event: Event, sent: int) -> None:
+        """Note one event about a flow; `sent` in our clock."""
+        d = self.doubts.get(flow.key)
+        if d is None:
+            d = self.doubts[flow.key] = Doubt(flow, sent, sent)
+        d.last = max(d.last, sent)
+        if event.kind == SLOW:
+            d.slow += 1
+        elif event.kind in (OVERDUE, LOST, NO_RTT):
+            # OVERDUE and LOST speak of the same probe; either is one more reason, not one more loss to count.
+            d.losses += 1
+        if event.direction in (FORWARD, REVERSE):
+            d.direction = event.direction
+        self.fresh = True
+
+    def withdraw(self, flow: Flow) -> None:
+        """A late ACK came: one reason less."""
+        d = self.doubts.get(flow.key)
+        if d is not None:
+            d.losses -= 2
+            if d.losses <= 0 and not d.slow:
+                del self.doubts[flow.key]
+
+
+DOUBTFUL = frozenset({OVERDUE, LOST, NO_RTT, SLOW})
+WITHDRAWS = frozenset({LATE})
+
+
+def suspicious_elements(book: FlowBook, doubts: Iterable[Doubt], when: int) -> dict[str, float]:
+    """How many doubtful flows may have met each element, both ways, weighted by path certainty."""
+    weight: dict[str, float] = defaultdict(float)
+    for d in doubts:
+        for role in (PROBE, ACK):
+            if (d.direction, role) in ((FORWARD, ACK), (REVERSE, PROBE)):
+                continue
+            paths = book.paths_at(d.flow, role, min(d.first, when))
+            for path in paths:
+                for e in path:
+                    weight[e] += 1 / len(paths)
+    return weight
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One Confirm to send: flows of one RNIC, possibly in another class than their own (-1: their own)."""
+
+    rnic: int
+    list_version: int
+    indexes: tuple[int, ...]
+    cls: int
+
+
+def plan(book: FlowBook, episode: Episode, usable: set[str]) -> tuple[list[Request], list[str]]:
+    """Choose the flows of one round: the doubtful ones, and for each doubtful element others that cross it.
+
+    `usable` are the hosts whose agents can probe. Several flows of many hosts over each element tell the element
+    from its neighbours; other classes on the same flows tell a sick class from a sick link. Returns the requests
+    and the suspicious elements, most suspicious first.
+    """
+    doubts = sorted(episode.doubts.values(), key=lambda d: (-d.losses - d.slow, -d.last))
+    weights = suspicious_elements(book, doubts, episode.began)
+    elements = [e for e, _ in sorted(weights.items(), key=lambda i: (-i[1], i[0]))[:ELEMENTS_PER_ROUND]]
+    per_rnic: Counter[int] = Counter()
+    chosen: dict[FlowKey, Flow] = {}
+
+    def take(flow: Flow) -> bool:
+        if flow.key in chosen:
+            return True
+        if flow.src_host not in usable or len(chosen) >= FLOWS_PER_ROUND or per_rnic[flow.key[0]] >= FLOWS_PER_RNIC:
+            return False
+        if flow.key[1] != book.latest.get(flow.key[0]):
+            return False
+        chosen[flow.key] = flow
+        per_rnic[flow.key[0]] += 1
+        return True
+
+    for d in doubts[: FLOWS_PER_ROUND // 3]:
+        take(d.flow)
+    other: dict[tuple[int, int], set[FlowKey]] = defaultdict(set)
+    for e in elements:
+        flows = sorted(book.through(e), key=lambda f: (per_rnic[f.key[0]], f.sport))
+        taken: list[Flow] = []
+        for f in flows:
+            if len(taken) >= FLOWS_PER_ELEMENT:
+                break
+            if take(f):
+                taken.append(f)
+        for f in taken[:OTHER_CLASS_FLOWS]:
+            for cls in range(len(book.classes.get(f.key[0], ()))):
+                if cls != f.cls:
+                    other[f.key[0], cls].add(f.key)
+    requests = []
+    by_rnic: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for rnic, version, index in chosen:
+        by_rnic[rnic, version].append(index)
+    for (rnic, version), indexes in by_rnic.items():
+        requests.append(Request(rnic, version, tuple(sorted(indexes)), -1))
+    for (rnic, cls), keys in other.items():
+        version = book.latest[rnic]
+        indexes = sorted(k[2] for k in keys if k[1] == version)[:OTHER_CLASS_FLOWS]
+        if indexes:
+            requests.append(Request(rnic, version, tuple(indexes), cls))
+    return requests, elements
