@@ -1,4 +1,4 @@
-"""Faults of hosts and of pingmesh's own processes: killed, stopped, paused, starved, restarted."""
+"""Faults of hosts that end by themselves: starved of CPU, paused."""
 
 from __future__ import annotations
 
@@ -15,36 +15,32 @@ DUTY_RUN_S = 0.1
 
 async def starve(processes: ProcessPort, host: str, seconds: float) -> None:
     """Leave a host hardly any CPU for a time; it has all again when this returns or is cancelled."""
-    if processes.limit_cpu(host, STARVED_SHARE):
+    group = processes.cgroup(host)
+    if group is not None:
         try:
+            group.limit(STARVED_SHARE)
             await asyncio.sleep(seconds)
         finally:
-            processes.limit_cpu(host, None)
+            group.limit(None)
         return
     agent = f"agent:{host}"
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     try:
         while (left := end - loop.time()) > 0:
-            processes.pause(agent)
+            await processes.pause(agent)
             await asyncio.sleep(min(DUTY_STOP_S, left))
-            processes.resume(agent)
+            await processes.resume(agent)
             await asyncio.sleep(DUTY_RUN_S)
     finally:
-        processes.resume(agent)
+        await processes.resume(agent)
 
 
 async def pause(processes: ProcessPort, host: str, seconds: float) -> None:
     """Freeze a host's agent for a time; it runs again when this returns or is cancelled."""
     agent = f"agent:{host}"
-    processes.pause(agent)
+    await processes.pause(agent)
     try:
         await asyncio.sleep(seconds)
     finally:
-        processes.resume(agent)
-
-
-async def restart(processes: ProcessPort, name: str) -> None:
-    """Stop a process as an operator would, and start it again."""
-    await processes.stop(name)
-    await processes.start(name)
+        await processes.resume(agent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from pingmesh.lab.cgroup import HostCgroup
 from topology.model import DirectedLink, Link, Topology
 
 
@@ -14,7 +15,7 @@ class Routes(Protocol):
         """Make every switch avoid these cables."""
 
     def restore(self, *links: Link | DirectedLink) -> None:
-        """Use them again, and put back what the kernel removed at their ends."""
+        """Use them again."""
 
 
 class FabricPort(Protocol):
@@ -59,11 +60,14 @@ class ProcessPort(Protocol):
     async def kill(self, name: str) -> None:
         """SIGKILL; it stays dead."""
 
-    def pause(self, name: str) -> None:
+    async def restart(self, name: str) -> None:
+        """Stop it as an operator would, and start it again."""
+
+    async def pause(self, name: str) -> None:
         """SIGSTOP; nothing if it does not run."""
 
-    def resume(self, name: str) -> None:
-        """SIGCONT; nothing if it does not run."""
+    async def resume(self, name: str) -> None:
+        """SIGCONT; nothing if it is not paused."""
 
-    def limit_cpu(self, host: str, share: float | None) -> bool:
-        """Allow a host's processes this share of one core (None: any). False where the lab has no control groups."""
+    def cgroup(self, host: str) -> HostCgroup | None:
+        """The control group of a host's processes; None where the system gives none."""
