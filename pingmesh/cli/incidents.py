@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """List, or follow until Ctrl-C."""
     address = controller_address(args.controller)
-    state = None if args.state == "all" else args.state
+    # Whoever follows wants to see the closing too.
+    state = None if args.state == "all" or args.follow else args.state
     seconds = ask.span(args.since) if args.since else None
 
     def fetch() -> list[dict[str, Any]]:
@@ -63,11 +64,12 @@ def patient(fetch: Callable[[], list[dict[str, Any]]]) -> Iterator[Sequence[dict
 
 
 def follow(answers: Iterator[Sequence[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-    """The incidents that are new or changed since the answer before: what a person would call another line."""
+    """What is open at first, then every incident that is new or says something else than before."""
     seen: dict[str, tuple[object, ...]] = {}
-    for answer in answers:
+    for n, answer in enumerate(answers):
         for incident in sorted(answer, key=lambda i: str(i["opened_at"])):
             now = tuple(incident.get(k) for k in ("state", "component", "direction", "symptom"))
             if seen.get(incident["id"]) != now:
                 seen[incident["id"]] = now
-                yield incident
+                if n or incident["state"] == "open":
+                    yield incident

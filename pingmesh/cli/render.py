@@ -108,7 +108,7 @@ def rate(incident: Json) -> str:
     """`30 % (27-34 %)`; words if no rate is known."""
     value, low, high = (incident.get(k) for k in ("rate", "rate_low", "rate_high"))
     if value is None:
-        return "some"
+        return "an unknown share"
     if low is None or high is None or high - low < 0.01:
         return percent(value)
     return f"{percent(value)} ({low * 100:.0f}-{percent(high)})"
@@ -139,7 +139,8 @@ def follow_line(incident: Json) -> str:
     """One line of `incidents --follow`: when, opened or closed or changed, what."""
     at = parse_time(incident.get("closed_at") or incident["opened_at"])
     when = f"{at:%H:%M:%S} " if at else ""
-    return f"{when}{incident['state']:<6} {incident['id']}  {sentence(incident)}  (confidence {percent(incident.get('confidence'))})"
+    sure = percent(incident.get("confidence"))
+    return f"{when}{incident['state']:<6} {incident['id']}  {sentence(incident)}  (confidence {sure})"
 
 
 def finding_lines(findings: Sequence[Json], now: datetime.datetime) -> list[str]:
@@ -205,9 +206,8 @@ def diagnosis_lines(diagnosis: Json, hosts: Sequence[str], now: datetime.datetim
     head = VERDICTS.get(verdict, verdict.upper())
     if incidents and verdict in ("network", "host"):
         first = incidents[0]
-        lines = [
-            f"{head}: {sentence(first)}, {since(first.get('opened_at'), now)}, confidence {percent(first.get('confidence'))}"
-        ]
+        sure = f"confidence {percent(first.get('confidence'))}"
+        lines = [f"{head}: {sentence(first)}, {since(first.get('opened_at'), now)}, {sure}"]
         lines += [f"{'also':>{len(head)}}: {sentence(i)}, {since(i.get('opened_at'), now)}" for i in incidents[1:]]
     elif verdict == "innocent":
         lines = [f"{head}: nothing is wrong on the fabric between {between}"]

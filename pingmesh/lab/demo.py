@@ -1,0 +1,221 @@
+"""`pingmesh lab demo`: a fabric, a healthy minute, four faults drawn at random and not told, each verdict beside the truth."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, TextIO
+
+from pingmesh.cli import render
+from pingmesh.lab.client import Lab
+from pingmesh.lab.faults.draw import random_spec
+from pingmesh.lab.judge import judge
+from topology.model import Topology
+
+HELP = (
+    "Build a fabric of 8 switches and 16 hosts on this machine, watch it for a healthy minute, then break something at "
+    "random four times without telling the analyzer, and set its verdict beside the truth. Under five minutes; exit "
+    "code 0 if every fault was named right."
+)
+READY_WITHIN_S = 60.0
+OPEN_WITHIN_S = 30.0
+SETTLE_S = 2.0
+"""An incident is judged this long after it opened."""
+CLOSED_WITHIN_S = 60.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of `pingmesh lab demo`."""
+    parser.add_argument("--faults", type=int, default=4, help="how many faults (default 4)")
+    parser.add_argument(
+        "--healthy", type=float, default=45, metavar="SECONDS", help="length of the healthy part (default 45)"
+    )
+    parser.add_argument("--seed", type=int, help="draw the same faults again")
+    parser.add_argument("--json", action="store_true", help="summary as JSON on stdout; progress goes to stderr")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One fault and what became of it."""
+
+    fault: str
+    truth: str
+    verdict: str
+    seconds: float | None
+    """From injection to the open incident; None if none opened."""
+    right: bool
+    why: str
+
+
+class NotReadyError(RuntimeError):
+    """The lab did not come up: agents missing or links not covered."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """0 if all faults were named right and the healthy part was quiet, else 1."""
+    seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
+    out = sys.stderr if args.json else sys.stdout
+    signal.signal(signal.SIGTERM, _interrupt)
+    started = time.monotonic()
+    demo = Demo(out)
+    demo.say(f"building 4 leaves, 4 spines, 16 hosts in network namespaces (faults drawn with --seed {seed})")
+    with Lab.up(leaves=4, spines=4, hosts_per_leaf=4, rnics_per_host=1) as lab:
+        demo.wait_ready(lab)
+        false_alarms = demo.watch(lab, args.healthy)
+        rng = random.Random(seed)
+        rounds = [demo.round(lab, n, args.faults, random_spec(rng, lab.topology)) for n in range(1, args.faults + 1)]
+        demo.say("cleaning up")
+    good = all(r.right for r in rounds) and not false_alarms
+    if args.json:
+        summary = {"seed": seed, "right": good, "false_alarms": false_alarms, "rounds": [asdict(r) for r in rounds]}
+        print(json.dumps(summary, indent=2))
+    else:
+        print("\n".join(summary_lines(rounds, false_alarms, time.monotonic() - started)))
+    return 0 if good else 1
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+class Demo:
+    """The steps; each says what it does."""
+
+    def __init__(self, out: TextIO) -> None:
+        self.out = out
+        self.started = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """A line of progress with the time since the start."""
+        elapsed = int(time.monotonic() - self.started)
+        print(f"[{elapsed // 60}:{elapsed % 60:02}] {text}", file=self.out, flush=True)
+
+    def wait_ready(self, lab: Lab) -> None:
+        """Until every agent is online and every directed switch link is walked at its rate. Raises NotReadyError."""
+        hosts = len(lab.topology.hosts)
+        last = ""
+
+        def ready() -> bool:
+            nonlocal last
+            status = lab.status()
+            line = f"agents {render.agents(status.get('agents'))}, coverage {render.percent(status.get('coverage'))}"
+            if line != last:
+                self.say(f"starting: {line}")
+                last = line
+            return online(status) >= hosts and (status.get("coverage") or 0) >= 0.99 and bool(status.get("healthy"))
+
+        if not until(ready, READY_WITHIN_S, 0.5):
+            raise NotReadyError(
+                f"the lab was not ready within {READY_WITHIN_S:.0f} s: {last}; see its logs in {lab.directory}"
+            )
+
+    def watch(self, lab: Lab, seconds: float) -> int:
+        """The healthy part; returns the number of false alarms."""
+        self.say(f"a healthy fabric for {seconds:.0f} s:")
+        end = time.monotonic() + seconds
+        opened: set[str] = set()
+        while (left := end - time.monotonic()) > 0:
+            time.sleep(min(5.0, left))
+            status = lab.status()
+            opened |= {str(i["id"]) for i in lab.incidents()}
+            rtt = ", ".join(f"{k} {v:.0f} µs" for k, v in (status.get("rtt_us") or {}).items()) or "not yet measured"
+            self.say(
+                f"  agents {online(status)}, coverage {render.percent(status.get('coverage'))}, RTT {rtt}, "
+                f"incidents {status.get('open_incidents')}"
+            )
+        for incident in lab.incidents():
+            self.say(f"  FALSE ALARM: {render.sentence(incident)}")
+        return len(opened)
+
+    def round(self, lab: Lab, n: int, of: int, spec: list[str]) -> Round:
+        """Inject, wait for the verdict, judge, clear, wait for the end."""
+        before = {str(i["id"]) for i in lab.incidents()}
+
+        def opened() -> list[dict[str, Any]]:
+            return [i for i in lab.incidents() if str(i["id"]) not in before]
+
+        self.say(f"fault {n} of {of}: something breaks now; the analyzer is not told what")
+        truth = lab.fault_add(spec)
+        found = until(lambda: bool(opened()), OPEN_WITHIN_S, 0.1)
+        if found:
+            time.sleep(SETTLE_S)
+        incidents = opened()
+        judgement = judge(truth, incidents)
+        shown = judgement.named or (incidents[0] if incidents else None)
+        verdict = render.sentence(shown) if shown else "no incident"
+        seconds = _seconds_between(truth, shown) if shown else None
+        self.say(f"  verdict: {verdict}" + (f", after {seconds:.1f} s" if seconds is not None else ""))
+        for line in render.evidence_lines(shown.get("evidence") if shown else None)[:6]:
+            self.say(f"           {line}")
+        self.say(f"  truth:   {describe(truth)}")
+        self.say(f"  {'RIGHT' if judgement.right else 'WRONG: ' + judgement.why}")
+        lab.fault_clear()
+        self.say("  fault cleared; waiting for the incident to close")
+        hosts = len(lab.topology.hosts)
+        quiet = until(
+            lambda: not lab.status().get("open_incidents") and online(lab.status()) >= hosts, CLOSED_WITHIN_S, 0.5
+        )
+        self.say("  closed" if quiet else f"  still open after {CLOSED_WITHIN_S:.0f} s")
+        return Round(
+            fault=str(truth.get("fault", " ".join(spec))),
+            truth=describe(truth),
+            verdict=verdict,
+            seconds=seconds,
+            right=judgement.right and quiet,
+            why=judgement.why if quiet or not judgement.right else "named right, but not closed in time",
+        )
+
+
+def until(done: Callable[[], bool], seconds: float, pause: float) -> bool:
+    """Whether it became true in time."""
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            return False
+        time.sleep(pause)
+    return True
+
+
+def online(status: dict[str, Any]) -> int:
+    """Agents online, of a status."""
+    agents = status.get("agents")
+    return int(agents.get("online", 0)) if isinstance(agents, dict) else int(agents or 0)
+
+
+def describe(truth: dict[str, Any]) -> str:
+    """The truth in the same form as the verdict."""
+    fault = f" [{truth['fault']}]" if truth.get("fault") else ""
+    return f"{render.subject(truth)}: {truth['symptom']}{fault}"
+
+
+def _seconds_between(truth: dict[str, Any], incident: dict[str, Any]) -> float | None:
+    injected, opened = render.parse_time(truth["injected_at"]), render.parse_time(incident["opened_at"])
+    return (opened - injected).total_seconds() if injected and opened else None
+
+
+def summary_lines(rounds: Sequence[Round], false_alarms: int, seconds: float) -> list[str]:
+    """The table at the end."""
+    rows = [
+        (
+            str(n),
+            r.truth,
+            r.verdict,
+            f"{r.seconds:.1f} s" if r.seconds is not None else "-",
+            "right" if r.right else r.why,
+        )
+        for n, r in enumerate(rounds, 1)
+    ]
+    right = sum(r.right for r in rounds)
+    return [
+        "",
+        *render.table(("#", "WHAT WAS BROKEN", "WHAT THE ANALYZER SAID", "AFTER", ""), rows),
+        "",
+        f"{right} of {len(rounds)} faults named right, {false_alarms} false alarms in the healthy part, "
+        f"{render.duration(seconds)} in all",
+    ]
