@@ -7,8 +7,8 @@ from collections import deque
 
 from topology.build import assemble, cable
 from topology.document import Document, Place, place_name
-from topology.errors import did_you_mean
 from topology.model import Leg, Link, Rnic, Switch, Topology
+from topology.problems import did_you_mean
 from topology.schema import FileLeg, FileLink, FileRnic, FileTopology
 
 

@@ -15,7 +15,7 @@ import msgspec
 import msgspec.inspect as mi
 import yaml
 
-from topology.errors import Problem, did_you_mean
+from topology.problems import Problem, did_you_mean
 
 Place = tuple[str | int, ...]
 """Where in the document: keys and list indices from the top."""
@@ -92,8 +92,14 @@ class Document:
             self.note((), f"this is no YAML: {told}; mend the text there", mark.line + 1 if mark else 0)
             return None
         except yaml.reader.ReaderError as e:
-            line = text.count("\n", 0, e.position) + 1 if isinstance(e.position, int) else 0
-            self.note((), f"character {e.character!r} is not allowed in YAML ({e.reason}); remove it", line)
+            code = e.character if isinstance(e.character, int) else ord(e.character)
+            # libyaml gives the position in bytes, the parser in Python in characters.
+            line = text.encode()[: e.position].count(b"\n") + 1
+            self.note((), f"character U+{code:04X} is not allowed in YAML; remove it", line)
+            return None
+        except UnicodeEncodeError as e:
+            line = text.count("\n", 0, e.start) + 1
+            self.note((), "holds half a surrogate pair, which is no text; save the file as UTF-8", line)
             return None
         except (RecursionError, yaml.YAMLError):
             self.note((), "the text is nested too deeply to be a topology; see docs/topology.md for the form")

@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 from topology.check import Checker
 from topology.document import Document
-from topology.errors import Problem, TopologyError
 from topology.model import Leg, Link, Rnic, Switch, Topology
+from topology.problems import Problem
 from topology.schema import FileTopology
 
-__all__ = ["Problem", "TopologyError", "dump", "load", "parse"]
+__all__ = ["Problem", "TopologyError", "content", "dump", "load", "parse"]
 
 DEFAULT_ICMP_LIMIT = 100
+
+SHOWN = 50
+"""Problems that the message of a TopologyError spells out; the rest are counted."""
+
+
+class TopologyError(ValueError):
+    """A topology file that cannot be used. `problems` holds everything found, in order of lines."""
+
+    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
+        self.source = source
+        self.problems = tuple(sorted(problems))
+        lines = [p.render(source) for p in self.problems[:SHOWN]]
+        if len(self.problems) > SHOWN:
+            lines.append(f"{source}: and {len(self.problems) - SHOWN:,} problems more")
+        super().__init__("\n".join(lines))
 
 
 def load(path: str | Path) -> Topology:
@@ -42,8 +58,8 @@ def parse(text: str, source: str = "<topology>") -> Topology:
         TopologyError: with every problem of form found, or, where the form allows to go on, every problem of both.
     """
     document = Document()
-    content = document.read(text, FileTopology)
-    topology = None if content is None else Checker(document, content).topology()
+    read = document.read(text, FileTopology)
+    topology = None if read is None else Checker(document, read).topology()
     if topology is None or document.problems:
         raise TopologyError(source, document.problems)
     return topology
@@ -51,16 +67,20 @@ def parse(text: str, source: str = "<topology>") -> Topology:
 
 def dump(t: Topology) -> str:
     """The file that `parse` reads back as an equal topology: names in their order, defaults left out."""
-    content = {
+    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+    text: str = yaml.dump(content(t), Dumper=dumper, sort_keys=False, default_flow_style=None, width=1000)
+    return text
+
+
+def content(t: Topology) -> dict[str, object]:
+    """What `dump` writes, as plain data; as JSON it can be read back as well, for JSON is YAML."""
+    return {
         "version": 1,
         "cluster": t.cluster,
         "switches": {s.name: _switch(s) for s in t.switches.values()},
         "hosts": {host: {"rnics": {r.device: _rnic(r) for r in rnics}} for host, rnics in t.hosts.items()},
         "links": [_link(k) for k in t.links],
     }
-    dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
-    text: str = yaml.dump(content, Dumper=dumper, sort_keys=False, default_flow_style=None, width=1000)
-    return text
 
 
 def _set(**fields: object) -> dict[str, object]:

@@ -112,6 +112,16 @@ def ecmp_paths(t: Topology, src_switch: str, dst_switch: str) -> tuple[Path, ...
     return paths
 
 
+def tops(t: Topology, switch: str) -> frozenset[str]:
+    """The switches at which a path from (or to) a switch may turn: itself, those above it, and their peers of one tier.
+
+    Two switches have an ECMP path if and only if their sets meet.
+    """
+    ways = _ways(t)
+    cone = ways.cone(switch)
+    return frozenset(cone) | {d.link.name for d in ways.level if d.source in cone}
+
+
 def trace_ttls(t: Topology, src_switch: str, dst_switch: str) -> tuple[int, ...]:
     """The TTLs whose answers decide which ECMP path a flow takes; 1 is the source ToR, which is never in doubt.
 

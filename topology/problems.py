@@ -1,13 +1,10 @@
-"""What is wrong with a topology file: every problem with its line, object and remedy."""
+"""One thing that is wrong with a topology file, and how near misses are recognised."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-
-SHOWN = 50
-"""Problems that the message of a TopologyError spells out; the rest are counted."""
 
 SEARCHED = 5_000
 """Names among which a near miss is looked for: beyond that a suggestion costs more than it helps."""
@@ -27,18 +24,6 @@ class Problem:
         """`source:line: object: text`."""
         place = f"{source}:{self.line}" if self.line else source
         return f"{place}: {self.where}: {self.text}" if self.where else f"{place}: {self.text}"
-
-
-class TopologyError(ValueError):
-    """A topology file that cannot be used. `problems` holds everything found, in order of lines."""
-
-    def __init__(self, source: str, problems: Sequence[Problem]) -> None:
-        self.source = source
-        self.problems = tuple(sorted(problems))
-        lines = [p.render(source) for p in self.problems[:SHOWN]]
-        if len(self.problems) > SHOWN:
-            lines.append(f"{source}: and {len(self.problems) - SHOWN:,} problems more")
-        super().__init__("\n".join(lines))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
