@@ -72,10 +72,10 @@ def _directories(proc: Path, root: Path) -> tuple[Path, Path]:
         if version == "v1" and (kind[0] != "cgroup" or "cpu" not in kind[2].split(",")):
             continue
         mounted, point = fields[3], fields[4]
-        path = paths.get(version)
-        if path is None or not (path + "/").startswith(mounted.rstrip("/") + "/"):
+        own = paths.get(version)
+        if own is None or not (own + "/").startswith(mounted.rstrip("/") + "/"):
             continue
-        directory = root / point.lstrip("/") / path[len(mounted.rstrip("/")) :].lstrip("/")
+        directory = root / point.lstrip("/") / own[len(mounted.rstrip("/")) :].lstrip("/")
         # The root of v2 carries the machine's pressure; it alone has no `cgroup.type`.
         if version == "v1" or (directory / "cgroup.type").exists():
             found[version] = directory

@@ -63,7 +63,8 @@ class FailSlow:
 class HealthMonitor:
     """Gathers health between two reports.
 
-    `rnics` and `read_delay` (seconds, the greatest since asked last) come from the data plane. `peek` may be asked at
+    `rnics` (asked with True: without beginning a new period) and `read_delay` (seconds, the greatest since asked last)
+    come from the data plane. `peek` may be asked at
     any time and resets nothing; `take` starts a new period.
     """
 
@@ -73,7 +74,7 @@ class HealthMonitor:
         self,
         budget: float,
         *,
-        rnics: Callable[[], list[RnicHealth]] = list,
+        rnics: Callable[[bool], list[RnicHealth]] = lambda _: [],
         read_delay: Callable[[], float] = lambda: 0.0,
         on_factor: Callable[[float], None] = lambda _: None,
         cgroup: CgroupCpu | None = None,
@@ -145,6 +146,9 @@ class HealthMonitor:
 
     def peek(self) -> Health:
         """Health since the last report."""
+        return self._health(peek=True)
+
+    def _health(self, *, peek: bool) -> Health:
         self._note_lag()
         self._delay = max(self._delay, self._read_delay())
         elapsed = max(self._clocks.monotonic() - self._began, 1e-3)
@@ -160,12 +164,12 @@ class HealthMonitor:
             spooled=spooled,
             dropped_reports=dropped,
             clock_steps=self._steps,
-            rnics=self._rnics(),
+            rnics=self._rnics(peek),
         )
 
     def take(self) -> Health:
         """Health since the last report; the next period begins."""
-        health = self.peek()
+        health = self._health(peek=False)
         self._loop_lag = self._delay = 0.0
         self._steps = 0
         self._began, self._cpu = self._clocks.monotonic(), self._clocks.cpu()

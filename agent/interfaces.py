@@ -28,6 +28,9 @@ _IFADDR = struct.Struct("=BBBBI")
 _RTATTR = struct.Struct("=HH")
 
 
+Prefix = ipaddress.IPv4Interface | ipaddress.IPv6Interface
+
+
 @dataclass(frozen=True, slots=True)
 class Interface:
     """One interface now. `carrier_changes` counts transitions since the interface exists."""
@@ -81,16 +84,16 @@ class Netlink:
         request = self._request(_RTM_GETLINK, _NLM_F_REQUEST | _NLM_F_DUMP, _IFINFO.pack(0, 0, 0, 0, 0))
         return [_interface(body) for kind, body in request if kind == _RTM_NEWLINK]
 
-    def addresses(self, name: str) -> list[str]:
+    def prefixes(self, name: str) -> list[Prefix]:
         """Usable addresses of an interface, best first: IPv4, then global or unique-local IPv6; none link-local."""
         link = self.interface(name)
         if link is None:
             return []
-        found: list[tuple[bool, str]] = []
+        found: list[tuple[bool, bool, int, Prefix]] = []
         for kind, body in self._request(_RTM_GETADDR, _NLM_F_REQUEST | _NLM_F_DUMP, _IFADDR.pack(0, 0, 0, 0, 0)):
             if kind != _RTM_NEWADDR:
                 continue
-            family, _, flags, _, index = _IFADDR.unpack_from(body)
+            family, length, flags, _, index = _IFADDR.unpack_from(body)
             if index != link.index or family not in (socket.AF_INET, socket.AF_INET6):
                 continue
             attributes = dict(_attributes(body, _IFADDR.size))
@@ -99,12 +102,12 @@ class Netlink:
             raw = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
             if raw is None or flags & (_IFA_F_TENTATIVE | _IFA_F_DADFAILED):
                 continue
-            address = ipaddress.ip_address(raw)
-            if address.is_link_local or address.is_loopback or address.is_multicast:
+            prefix = ipaddress.ip_interface((raw, length))
+            if prefix.ip.is_link_local or prefix.ip.is_loopback or prefix.ip.is_multicast:
                 continue
-            # Secondary addresses come last within their family; the dump's own order is kept otherwise.
-            found.append((bool(flags & _IFA_F_SECONDARY) and family == socket.AF_INET, str(address)))
-        return [a for _, a in sorted(found, key=lambda item: (":" in item[1], item[0]))]
+            # The same bit says "secondary" over IPv4 and "temporary" over IPv6: both may go away, so they come last.
+            found.append((prefix.version == 6, bool(flags & _IFA_F_SECONDARY), len(found), prefix))
+        return [prefix for _, _, _, prefix in sorted(found, key=lambda item: item[:3])]
 
     def _request(self, kind: int, flags: int, payload: bytes) -> Iterator[tuple[int, bytes]]:
         self._sequence += 1

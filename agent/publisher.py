@@ -150,7 +150,7 @@ class Publisher:
             await self._connected.wait()
             began = time.monotonic()
             await self.send_exceptions()
-            await asyncio.sleep(EXCEPTION_GAP_S - min(EXCEPTION_GAP_S / 2, time.monotonic() - began))
+            await asyncio.sleep(max(0.0, EXCEPTION_GAP_S - (time.monotonic() - began)))
 
     async def send_exceptions(self) -> bool:
         """Send what is queued, if anything; what cannot be sent stays queued. True if a message left."""

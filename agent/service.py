@@ -1,0 +1,281 @@
+"""The agent: one process per host. Registers, takes its lists, probes, answers, traces, reports, says goodbye.
+
+It keeps what it was told last: without a controller it probes on, without a broker it spools its reports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.metadata
+import logging
+import random
+import secrets
+import signal
+import socket
+from collections.abc import Iterator
+
+from agent import icmp
+from agent.devices import Opener, found_devices, open_transport
+from agent.engine import Engine, TracedFlow
+from agent.health import HealthMonitor
+from agent.inbox import Inbox
+from agent.interfaces import Netlink
+from agent.links import LinkState, LinkWatcher
+from agent.publisher import Publisher, Sender
+from agent.tracing import Tracing
+from agent.transport.base import Transport
+from pingmesh import topics
+from pingmesh.bus import Bus, Will
+from pingmesh.config import Settings
+from pingmesh.messages import WINDOW_NS, AgentState, Event, Register, Report, RnicHealth, encode
+
+log = logging.getLogger(__name__)
+
+REGISTER_S = 60.0
+DEVICE_CHECK_S = 1.0
+GOODBYE_S = 0.4
+CLOSE_S = 0.3
+REPORT_MARGIN_S = 0.05
+REPORT_SPREAD_S = 0.3
+
+
+class NoDevicesError(ValueError):
+    """Nothing to probe from."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no interface with an address to probe from was found beside the broker's; name them with --devices"
+        )
+
+
+async def run(settings: Settings) -> None:
+    """Run the agent of this host until SIGTERM or SIGINT.
+
+    Raises icmp.NoRawSocketError without CAP_NET_RAW, NoDevicesError, UnknownTransportError.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    icmp.check_allowed()
+    with Netlink() as netlink:
+        devices = settings.agent.devices or found_devices(netlink, settings.broker.host)
+        if not devices:
+            raise NoDevicesError
+        await Agent(settings, devices, netlink).run(stop)
+
+
+class Agent:
+    """The parts of the agent, put together."""
+
+    def __init__(self, settings: Settings, devices: list[str], netlink: Netlink) -> None:
+        self.host = settings.agent.host or socket.gethostname()
+        self.boot = secrets.randbits(32)
+        self._settings = settings
+        self._spread = random.uniform(0, REPORT_SPREAD_S)
+        self._register_due = asyncio.Event()
+        self.links = LinkWatcher(netlink, devices, self._link_changed)
+        self._opener = Opener(devices, lambda device: open_transport(settings.agent, netlink, device))
+        loop = asyncio.get_running_loop()
+        transports = self._opener.attempt(loop.time())
+        self.engine = Engine(settings.agent, settings.cluster, self.host, transports, on_event=self._event, loop=loop)
+        self._started_ns = self.engine.wall_ns()
+        sender = Sender(settings.cluster, self.host, self.boot, self._send, self.engine.wall_ns)
+        self.health = HealthMonitor(
+            settings.agent.cpu_budget,
+            rnics=self._rnic_health,
+            read_delay=lambda: self.engine.take_read_delay() / 1e9,
+            on_factor=self._set_rate,
+        )
+        self.publisher = Publisher(sender, settings.agent.spool_reports, self.health.peek)
+        self.health.spooled = lambda: (len(self.publisher.spool), self.publisher.spool.dropped)
+        self.tracing = Tracing(self._flows, self.publisher.path, self.engine.wall_ns)
+        self.inbox = Inbox(sender, self.engine, self.tracing, self.health.peek, self._state_lost)
+        self._sender = sender
+        self.bus = Bus(
+            settings.broker,
+            f"agent-{self.host}",
+            self.inbox.subscriptions(),
+            self.inbox.handle,
+            on_connect=self._connected,
+            on_disconnect=self.publisher.disconnected,
+            will=Will(str(sender.topic(topics.STATE)), encode(self._state("died"))),
+        )
+        for transport in transports:
+            self._opened(transport)
+
+    # ---- life
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Run until `stop`; the goodbye takes at most a second."""
+        self.engine.start()
+        log.info("agent starts", extra={"host": self.host, "devices": list(self.links.states)})
+        try:
+            async with asyncio.timeout(None) as deadline, asyncio.TaskGroup() as session:
+                bus = session.create_task(self.bus.run(), name="bus")
+                state = "died"
+                try:
+                    await self._work(stop)
+                    state = "stopped"
+                finally:
+                    await self._goodbye(state)
+                    # The broker may hang: what waits for it is cancelled a second time at the deadline.
+                    deadline.reschedule(asyncio.get_running_loop().time() + CLOSE_S)
+                    bus.cancel()
+        except TimeoutError:
+            log.warning("the broker did not answer the goodbye")
+        finally:
+            self.tracing.close()
+            self.engine.close()
+        log.info("agent stopped", extra={"host": self.host})
+
+    async def _work(self, stop: asyncio.Event) -> None:
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(work, name=name)
+                for name, work in (
+                    ("health", self.health.run()),
+                    ("publisher", self.publisher.run()),
+                    ("links", self.links.run()),
+                    ("tracing", self.tracing.run()),
+                    ("reports", self._run_reports()),
+                    ("registration", self._run_registration()),
+                    ("devices", self._run_devices()),
+                )
+            ]
+            await stop.wait()
+            for task in tasks:
+                task.cancel()
+        await self.inbox.close()
+
+    async def _goodbye(self, state: str) -> None:
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(GOODBYE_S):
+                await self._publish_state(state)
+                if state == "stopped":
+                    await self.publisher.send_exceptions()
+
+    # ---- broker
+
+    async def _send(self, topic: topics.Topic, payload: bytes, qos: int) -> None:
+        await self.bus.publish(topic, payload, qos=qos)
+
+    async def _connected(self) -> None:
+        await self._register()
+        await self._publish_state("online")
+        self.publisher.connected()
+
+    def _state(self, state: str) -> AgentState:
+        return AgentState(
+            cluster=self._settings.cluster,
+            host=self.host,
+            boot=self.boot,
+            state="online" if state == "online" else "stopped" if state == "stopped" else "died",
+            at_ns=self.engine.wall_ns(),
+        )
+
+    async def _publish_state(self, state: str) -> None:
+        await self.bus.publish(self._sender.topic(topics.STATE), encode(self._state(state)), qos=1, retain=True)
+
+    def _state_lost(self) -> None:
+        self._register_due.set()
+
+    async def _register(self) -> None:
+        message = Register(
+            cluster=self._settings.cluster,
+            host=self.host,
+            boot=self.boot,
+            started_ns=self._started_ns,
+            rnics=self.engine.infos(),
+            software=_software(),
+        )
+        await self._sender.publish(topics.REGISTER, message, qos=1)
+
+    async def _run_registration(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REGISTER_S * random.uniform(0.8, 1.2)):
+                    await self._register_due.wait()
+            self._register_due.clear()
+            try:
+                await self._register()
+                await self._publish_state("online")
+            except ConnectionError:
+                pass  # on connecting we register anyway
+            await asyncio.sleep(0.05)
+
+    # ---- reports
+
+    async def _run_reports(self) -> None:
+        lag = int((self._settings.agent.timeout_ms / 1e3 + REPORT_MARGIN_S + self._spread) * 1e9)
+        while True:
+            now = self.engine.wall_ns()
+            due = ((now - lag) // WINDOW_NS + 1) * WINDOW_NS + lag
+            await asyncio.sleep((due - now) / 1e9)
+            self.report()
+
+    def report(self) -> None:
+        """Put the report of all windows complete by now into the spool."""
+        rows, responder, until_ns = self.engine.take_report()
+        self.publisher.report(
+            Report(
+                cluster=self._settings.cluster,
+                host=self.host,
+                boot=self.boot,
+                seq=self.publisher.spool.next_seq(),
+                now_ns=self.engine.wall_ns(),
+                until_ns=until_ns,
+                prober=rows,
+                responder=responder,
+                health=self.health.take(),
+            )
+        )
+
+    # ---- data plane
+
+    def _event(self, event: Event) -> None:
+        self.publisher.event(event)
+        self.tracing.event(event)
+
+    def _flows(self) -> Iterator[TracedFlow]:
+        yield from self.engine.own_flows()
+        yield from self.engine.incoming_flows()
+
+    def _set_rate(self, factor: float) -> None:
+        self.engine.rate_factor = factor
+
+    def _rnic_health(self, peek: bool) -> list[RnicHealth]:
+        rnics = self.engine.rnic_health(peek=peek)
+        for rnic in rnics:
+            link = self.links.states[rnic.device]
+            rnic.up, rnic.flaps = link.up, link.flaps
+        return rnics
+
+    def _link_changed(self, device: str, state: LinkState) -> None:
+        self.engine.set_link(device, state.up)
+        self._register_due.set()
+        self.publisher.tell_health()
+
+    # ---- devices
+
+    def _opened(self, transport: Transport) -> None:
+        device = transport.device
+        self.engine.set_link(device, self.links.up(device))
+        self.tracing.add(transport)
+        self.inbox.apply_kept(device)
+        self._register_due.set()
+
+    async def _run_devices(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(DEVICE_CHECK_S)
+            if self._opener.missing:
+                for transport in self._opener.attempt(loop.time()):
+                    self.engine.add(transport)
+                    self._opened(transport)
+                    log.info("device found", extra={"device": transport.device, "address": transport.address})
+
+
+def _software() -> str:
+    return f"pingmesh {importlib.metadata.version('pingmesh')}"
