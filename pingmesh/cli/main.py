@@ -85,6 +85,8 @@ COMMANDS = {
 USER_ERRORS = {
     "pingmesh.config.ConfigError": Exit.USAGE,
     "topology.files.TopologyError": Exit.USAGE,
+    "pingmesh.lab.namespaces.LabError": Exit.USAGE,
+    "pingmesh.lab.faults.errors.FaultError": Exit.USAGE,
     "controller.client.ControllerUnreachableError": Exit.INTERNAL,
 }
 

@@ -1,4 +1,4 @@
-"""`pingmesh lab demo`: a fabric, a healthy minute, four faults drawn at random and not told, each verdict beside the truth."""
+"""`pingmesh lab demo`: a fabric, a healthy minute, four random faults that nobody tells, verdict beside truth."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from pingmesh.cli import render
 from pingmesh.lab.client import Lab
 from pingmesh.lab.faults.draw import random_spec
 from pingmesh.lab.judge import judge
-from topology.model import Topology
 
 HELP = (
     "Build a fabric of 8 switches and 16 hosts on this machine, watch it for a healthy minute, then break something at "

@@ -1,4 +1,4 @@
-"""Is a verdict right? Incidents of the API beside the truth of a fault, the same rule for demo, tests and benchmarks."""
+"""Is a verdict right? Incidents of the API beside the truth of a fault: one rule for demo, tests, benchmarks."""
 
 from __future__ import annotations
 
