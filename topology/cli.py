@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass
@@ -13,6 +14,7 @@ from topology import files
 from topology.generate import clos3, leaf_spine, rail_optimised
 from topology.model import Topology
 from topology.paths import ecmp_paths
+from topology.schema import NAME_PATTERN, NAME_RULE
 from topology.warnings import names, warnings
 
 HELP = "check, show or generate a topology file"
@@ -100,6 +102,8 @@ SHAPES = {
 
 def generate(args: argparse.Namespace) -> Topology:
     """The topology that the arguments of `generate` describe; ValueError if there is none."""
+    if re.fullmatch(NAME_PATTERN, args.cluster) is None:
+        raise ValueError(f"{args.cluster!r} is no valid cluster name; {NAME_RULE}")
     common = {"family": args.family, "cluster": args.cluster, "parallel": args.parallel}
     if args.shape == "leaf-spine":
         return leaf_spine(args.leaves, args.spines, args.hosts_per_leaf, args.rnics_per_host, **common)

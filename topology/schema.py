@@ -8,13 +8,12 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-_NAME_RULE = "use letters, digits, `_`, `.` and single `-` between them, a letter or digit first"
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.]*(-[A-Za-z0-9_.]+)*$"
+NAME_RULE = "use letters, digits, `_`, `.` and single `-` between them, a letter or digit first"
 _PORT_RULE = "use letters, digits, `_`, `.`, `/`, `:` and single `-` between them"
 
-Name = Annotated[
-    str,
-    Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.]*(-[A-Za-z0-9_.]+)*$", extra={"rule": _NAME_RULE}),
-]
+# `--` and `->` join names to links, `/` a host to its device, `@` an RNIC to its ToR: names stay clear of them.
+Name = Annotated[str, Meta(pattern=NAME_PATTERN, extra={"rule": NAME_RULE})]
 Port = Annotated[str, Meta(pattern=r"^[A-Za-z0-9_./:]+(-[A-Za-z0-9_./:]+)*$", extra={"rule": _PORT_RULE})]
 Address = Annotated[str, Meta(description="IPv4 or IPv6 address, without prefix length")]
 

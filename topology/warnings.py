@@ -84,6 +84,6 @@ def _lonely_rnics(t: Topology) -> Iterator[str]:
     lonely = [name for name in t.rnics if all(len(circles[key]) == 1 for key in keys(name))]
     if lonely:
         yield (
-            f"{names(lonely)} may probe nobody: no other host has an RNIC of the same group, fabric and address family; "
-            "check `group:` and the addresses"
+            f"{names(lonely)} may probe nobody: "
+            "no other host has an RNIC of the same group, fabric and address family; check `group:` and the addresses"
         )
