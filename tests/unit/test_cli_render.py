@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import datetime
+from typing import Any
+
+import pytest
+
+from pingmesh.cli import render
+
+NOW = datetime.datetime(2026, 3, 1, 14, 5, tzinfo=datetime.UTC)
+
+
+def incident(**changes: Any) -> dict[str, Any]:
+    return {
+        "id": "i-7",
+        "component": "leaf1--spine2",
+        "component_type": "link",
+        "direction": "leaf1->spine2",
+        "symptom": "drop",
+        "class": None,
+        "rate": 0.302,
+        "rate_low": 0.27,
+        "rate_high": 0.34,
+        "state": "open",
+        "opened_at": "2026-03-01T14:03:07.120Z",
+        "closed_at": None,
+        "confidence": 0.99,
+        "priority": "P1",
+        "alternatives": [],
+        "evidence": {},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "link leaf1->spine2 loses 30 % (27-34 %) of packets"),
+        ({"rate_low": 0.301, "rate_high": 0.303}, "link leaf1->spine2 loses 30 % of packets"),
+        ({"rate": None}, "link leaf1->spine2 loses an unknown share of packets"),
+        ({"direction": "both", "symptom": "link_down"}, "link leaf1--spine2, both directions is down"),
+        ({"direction": None, "symptom": "flap"}, "link leaf1--spine2 goes down and up again and again"),
+        (
+            {"component": "h3/rnic0", "component_type": "rnic", "direction": "tx", "symptom": "blackhole"},
+            "RNIC h3/rnic0, sending side loses every packet",
+        ),
+        (
+            {"component": "h3", "component_type": "host", "direction": None, "symptom": "cpu_overload"},
+            "host h3 is short of CPU: its agent stalls, its delays are not the network's",
+        ),
+        (
+            {"symptom": "class_drop", "class": "dscp46", "rate": 1.0, "rate_low": None},
+            "link leaf1->spine2 drops one traffic class (dscp46) (100 %), the others pass",
+        ),
+        ({"symptom": "a_new_one"}, "link leaf1->spine2 a_new_one"),
+    ],
+)
+def test_sentence(changes: dict[str, Any], text: str) -> None:
+    assert render.sentence(incident(**changes)) == text
+
+
+def test_diagnosis_answer_first_then_evidence_then_what_to_do() -> None:
+    answer = {
+        "verdict": "network",
+        "incidents": [incident(alternatives=["leaf1"], evidence={"sent": 410, "lost": 124})],
+        "findings": [{"subject": "h9/rnic3", "text": "is not in the topology", "kind": "not_in_topology"}],
+        "coverage": {"share": 1.0},
+        "evidence": ["h1 could not reach h14 over leaf1->spine2->leaf4"],
+        "next": ["Look at the optics of leaf1 port spine2.", "Drain the link."],
+    }
+    assert render.diagnosis_lines(answer, ["h1", "h14"], NOW) == [
+        "NETWORK: link leaf1->spine2 loses 30 % (27-34 %) of packets, since 14:03:07 UTC (113 s ago), confidence 99 %",
+        "  The evidence cannot tell leaf1--spine2 from leaf1.",
+        "",
+        "Evidence",
+        "  h1 could not reach h14 over leaf1->spine2->leaf4",
+        "  sent: 410",
+        "  lost: 124",
+        "  coverage: share 1",
+        "",
+        "Also noticed (no fault of the fabric)",
+        "  h9/rnic3: is not in the topology",
+        "",
+        "What to do",
+        "  1. Look at the optics of leaf1 port spine2.",
+        "  2. Drain the link.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdict", "first"),
+    [
+        ("innocent", "NOT THE NETWORK: nothing is wrong on the fabric between h1 and h14"),
+        ("insufficient_data", "NOT ENOUGH DATA: no verdict about h1 and h14"),
+    ],
+)
+def test_diagnosis_without_incident(verdict: str, first: str) -> None:
+    answer = {"verdict": verdict, "incidents": [], "findings": [], "coverage": None, "evidence": [], "next": []}
+    assert render.diagnosis_lines(answer, ["h1", "h14"], NOW) == [first]
+
+
+def test_status() -> None:
+    status: dict[str, Any] = {
+        "healthy": True,
+        "coverage": 0.998,
+        "agents": {"online": 15, "died": 1},
+        "open_incidents": 0,
+        "rtt_us": {"p50": 21.4, "p99": 50.0},
+    }
+    lines = render.status_lines(status, NOW)
+    assert lines[0] == "HEALTHY: no open incidents"
+    assert "  agents    15 online, 1 died" in lines
+    assert "  coverage  99.8 % of directed switch links walked at their rate" in lines
+    assert "  RTT       p50 21 µs, p99 50 µs" in lines
+    broken = render.status_lines({**status, "open_incidents": 1, "incidents": [incident()]}, NOW)
+    assert broken[:2] == [
+        "BROKEN: 1 open incident",
+        "  link leaf1->spine2 loses 30 % (27-34 %) of packets, since 14:03:07 UTC (113 s ago)",
+    ]
+    assert render.status_lines({**status, "healthy": False}, NOW)[0].startswith("NOT KNOWN")
+    assert "  coverage  no switch links" in render.status_lines({**status, "coverage": None}, NOW)
+
+
+def test_incident_table() -> None:
+    closed = incident(id="i-6", state="closed", closed_at="2026-03-01T14:04:07Z")
+    lines = render.incident_lines([incident(), closed], NOW)
+    assert lines[0].split() == ["ID", "STATE", "PRIORITY", "WHAT", "CONFIDENCE"]
+    assert "i-7  open 113 s" in lines[1]
+    assert "i-6  closed after 60 s" in lines[2]
+    assert render.incident_lines([], NOW) == ["no incidents"]
+    assert render.finding_lines([], NOW) == ["no findings"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0, "0 s"), (119, "119 s"), (121, "2 min"), (7200, "2 h"), (200_000, "2 days")]
+)
+def test_duration(seconds: float, text: str) -> None:
+    assert render.duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"), [(None, "unknown"), (0.3, "30 %"), (0.0012, "0.12 %"), (0.0, "0 %"), (1, "100 %")]
+)
+def test_percent(share: float | None, text: str) -> None:
+    assert render.percent(share) == text
+
+
+def test_since_another_day_and_unknown() -> None:
+    assert render.since("2026-02-27T14:05:00Z", NOW) == "since 2026-02-27 14:05:00 UTC (2 days ago)"
+    assert render.since("yesterday", NOW) == ""
+
+
+def test_evidence_lists_and_mappings() -> None:
+    evidence = {"flows": [{"from": "h1", "to": "h14", "lost": 30}, {"from": "h2", "to": "h13", "lost": 3}], "empty": []}
+    assert render.evidence_lines(evidence) == ["flows:", "  from h1, to h14, lost 30", "  from h2, to h13, lost 3"]
