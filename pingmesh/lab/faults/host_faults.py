@@ -15,32 +15,30 @@ DUTY_RUN_S = 0.1
 
 async def starve(processes: ProcessPort, host: str, seconds: float) -> None:
     """Leave a host hardly any CPU for a time; it has all again when this returns or is cancelled."""
-    group = processes.cgroup(host)
-    if group is not None:
+    if processes.limit_cpu(host, STARVED_SHARE):
         try:
-            group.limit(STARVED_SHARE)
             await asyncio.sleep(seconds)
         finally:
-            group.limit(None)
+            processes.limit_cpu(host, None)
         return
     agent = f"agent:{host}"
     loop = asyncio.get_running_loop()
     end = loop.time() + seconds
     try:
         while (left := end - loop.time()) > 0:
-            await processes.pause(agent)
+            processes.pause(agent)
             await asyncio.sleep(min(DUTY_STOP_S, left))
-            await processes.resume(agent)
+            processes.resume(agent)
             await asyncio.sleep(DUTY_RUN_S)
     finally:
-        await processes.resume(agent)
+        processes.resume(agent)
 
 
 async def pause(processes: ProcessPort, host: str, seconds: float) -> None:
     """Freeze a host's agent for a time; it runs again when this returns or is cancelled."""
     agent = f"agent:{host}"
-    await processes.pause(agent)
+    processes.pause(agent)
     try:
         await asyncio.sleep(seconds)
     finally:
-        await processes.resume(agent)
+        processes.resume(agent)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pingmesh.lab.cgroup import HostCgroup
 from topology.model import DirectedLink, Link, Topology
 
 
@@ -63,11 +62,11 @@ class ProcessPort(Protocol):
     async def restart(self, name: str) -> None:
         """Stop it as an operator would, and start it again."""
 
-    async def pause(self, name: str) -> None:
+    def pause(self, name: str) -> None:
         """SIGSTOP; nothing if it does not run."""
 
-    async def resume(self, name: str) -> None:
+    def resume(self, name: str) -> None:
         """SIGCONT; nothing if it is not paused."""
 
-    def cgroup(self, host: str) -> HostCgroup | None:
-        """The control group of a host's processes; None where the system gives none."""
+    def limit_cpu(self, host: str, share: float | None) -> bool:
+        """Allow a host's processes this share of one core (None: any). False where the lab has no control groups."""
