@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pingmesh.analyzer.samples import Sample
 from pingmesh.analyzer.hosts import Host, HostBook
+from pingmesh.analyzer.samples import Sample
 from pingmesh.messages import FindingReport, Verdict
 from topology.model import Topology
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from pingmesh.analyzer.samples import ROUND_TRIP, Sample
 from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook, PathSet
 from pingmesh.analyzer.localise import Observation
+from pingmesh.analyzer.samples import ROUND_TRIP, Sample
 
 _ALTERNATIVES = 16
 

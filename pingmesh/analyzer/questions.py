@@ -32,11 +32,11 @@ class Questions:
         return self._id
 
     async def ask(
-        self, host: str, windows: list[tuple[int, int, int, int]] | None = None, timeout: float = ANSWER_S
+        self, host: str, windows: list[tuple[int, int, int, int]] | None = None, within: float = ANSWER_S
     ) -> Answer | None:
         """Is the agent there, and what did its responder count? None without an answer in time."""
         ask = Ask(cluster=self._cluster, host=host, id=self.next_id(), windows=windows or [])
-        answer = await self._exchange(host, ask.id, ask, timeout)
+        answer = await self._exchange(host, ask.id, ask, within)
         return answer if isinstance(answer, Answer) else None
 
     def start_confirm(
@@ -73,13 +73,13 @@ class Questions:
         if waiting is not None and waiting[0] == message.host and not waiting[1].done():
             waiting[1].set_result(message)
 
-    async def _exchange(self, host: str, ident: int, message: Message, timeout: float) -> Message | None:
+    async def _exchange(self, host: str, ident: int, message: Message, within: float) -> Message | None:
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._waiting[ident] = (host, future)
         try:
             if not await self._send(host, message):
                 return None
-            return await asyncio.wait_for(future, timeout)
+            return await asyncio.wait_for(future, within)
         except TimeoutError:
             return None
         finally:

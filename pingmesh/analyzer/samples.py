@@ -122,7 +122,7 @@ def _amend(samples: list[Sample], late: ProberCounts) -> Iterator[Sample]:
     """Corrections for ACKs that came after their window was joined: what is late was not lost."""
     back_of = (late.arrived,) if len(samples) == 1 else (late.ack1 + late.ack2, late.arrived)
     for s, back in zip(reversed(samples), back_of, strict=True):
-        if 0 < back and s.lost > 0:
+        if back > 0 and s.lost > 0:
             yield replace(s, sent=0, lost=-min(back, s.lost), rtt_ns=0, rtts=0)
 
 

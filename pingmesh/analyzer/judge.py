@@ -1,0 +1,308 @@
+"""From samples to verdicts: hosts first, then localisation, then what tracing says about links nobody walks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pingmesh.analyzer.candidates import Candidate, candidates_of
+from pingmesh.analyzer.flows import ACK, FlowBook
+from pingmesh.analyzer.host_rules import SECOND, HostView, judge_hosts
+from pingmesh.analyzer.hosts import HostBook
+from pingmesh.analyzer.localise import Localiser, Suspect
+from pingmesh.analyzer.observe import delay_observations, loss_observations, paths_of, totals
+from pingmesh.analyzer.samples import Sample, SampleStore
+from pingmesh.analyzer.symptoms import Crossing, crossings, per_class, symptom_of
+from pingmesh.messages import FindingReport, Verdict
+from topology.model import Link, Topology
+
+HOST_EVIDENCE_NS = 15 * SECOND
+WINDOW_MARGIN_NS = SECOND
+QUIET_WALK_NS = 45 * SECOND
+UNWALKED_LOG_CHANCE = math.log(1e-4)
+MIN_LOST = 3
+SLOW_NS = 2_000_000
+SLOW_FACTOR = 8
+SLOW_FLOWS = 3
+SHOWN_FLOWS = 6
+
+
+@dataclass
+class Judgement:
+    """What holds now."""
+
+    verdicts: list[Verdict] = field(default_factory=list)
+    elements: dict[str, frozenset[str]] = field(default_factory=dict)
+    """Elements of each verdict's component, for telling whether later losses are explained."""
+    findings: list[FindingReport] = field(default_factory=list)
+    view: HostView = field(default_factory=HostView)
+    unsettled: set[str] = field(default_factory=set)
+    """Components that one more look may fold into a larger one."""
+
+
+class Judge:
+    """Pure over the books it is given; a localiser may be put in the plain one's place."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        book: FlowBook,
+        hosts: HostBook,
+        store: SampleStore,
+        localiser: Localiser,
+        noise: float,
+        large_classes: Callable[[], frozenset[str]],
+    ) -> None:
+        self._topology = topology
+        self._book = book
+        self._hosts = hosts
+        self._store = store
+        self._localiser = localiser
+        self._noise = noise
+        self._large = large_classes
+        self._candidates = candidates_of(topology)
+        self._walked: dict[str, int] = {}
+        self.elements_of: dict[tuple[str, str], frozenset[str]] = {}
+        for c in self._candidates:
+            key = (c.component, c.type)
+            self.elements_of[key] = self.elements_of.get(key, frozenset()) | c.elements
+
+    def judge(self, now: int, began: int | None) -> Judgement:
+        """Judge the samples since an episode began (None: quiet times, the last minute)."""
+        out = Judgement()
+        out.view = judge_hosts(self._hosts, self._topology, self._store.since(now - HOST_EVIDENCE_NS), now)
+        out.findings += out.view.findings
+        for v in out.view.verdicts:
+            self._put(out, v)
+        since = began if began is not None else now - 60 * SECOND
+        samples = self._fabric_samples(since, out.view)
+        suspects = self._losses(samples, since, out)
+        self._unwalked(now, began, suspects, out)
+        if not suspects:
+            self._delays(samples, since, out)
+        self._hold_mixed(out)
+        return out
+
+    def _put(self, out: Judgement, verdict: Verdict) -> None:
+        out.verdicts.append(verdict)
+        elements = self.elements_of.get((verdict.component, verdict.component_type))
+        if elements is None:  # a host with one RNIC is no candidate of its own
+            elements = frozenset(
+                f"{r.name} {side}" for r in self._topology.hosts.get(verdict.component, ()) for side in ("tx", "rx")
+            )
+        out.elements[verdict.component] = elements
+
+    # ------------------------------------------------------------ losses
+
+    def _fabric_samples(self, since: int, view: HostView) -> list[Sample]:
+        bad_hosts = view.excluded
+        bad_rnics = view.dark
+        return [
+            s
+            for s in self._store.samples
+            if s.start >= (since if s.confirmed else since - WINDOW_MARGIN_NS)
+            and s.flow.src_host not in bad_hosts
+            and s.flow.dst_host not in bad_hosts
+            and s.flow.src not in bad_rnics
+            and s.flow.dst not in bad_rnics
+        ]
+
+    def _losses(self, samples: Sequence[Sample], since: int, out: Judgement) -> list[Suspect]:
+        sums = totals(samples, lambda s: True)
+        if not any(lost for _, lost in sums.values()):
+            return []
+        observations = loss_observations(self._book, sums, since)
+        suspects = [s for s in self._localiser(observations, self._candidates, noise=self._noise) if s.lost >= MIN_LOST]
+        for s in suspects:
+            crossed = crossings(self._book, sums, s.candidate.elements, since)
+            self._put(out, self._verdict(s, crossed, since))
+        return suspects
+
+    def _verdict(self, s: Suspect, crossed: list[Crossing], since: int) -> Verdict:
+        c = s.candidate
+        symptom, cls = symptom_of(c.type, s.rate, crossed, self._large())
+        rate, low, high = s.rate, s.rate_low, s.rate_high
+        classes = per_class(crossed)
+        if cls is not None:
+            sent, lost = classes[cls]
+            rate, low, high = lost / sent, low, 1.0
+        return Verdict(
+            component=c.component,
+            component_type=c.type,
+            direction=c.direction,
+            ends=self._ends(c),
+            symptom=symptom,
+            cls=cls,
+            rate=round(rate, 4),
+            rate_low=round(low, 4),
+            rate_high=round(high, 4),
+            confidence=round(s.confidence, 3),
+            alternatives=sorted({a.component for a in s.alternatives} - {c.component}),
+            since_ns=since,
+            evidence={
+                "summary": f"{s.lost} of {s.sent} packets across {c.component} were lost",
+                "sent": s.sent,
+                "lost": s.lost,
+                "classes": {k: {"sent": v[0], "lost": v[1]} for k, v in classes.items()},
+                "flows": self._shown(crossed, since),
+            },
+        )
+
+    def _shown(self, crossed: list[Crossing], since: int) -> list[dict[str, object]]:
+        """The flows that tell most: those that lost most, and some that did not."""
+        bad = sorted((c for c in crossed if c.lost), key=lambda c: -c.lost)[:SHOWN_FLOWS]
+        good = sorted((c for c in crossed if not c.lost), key=lambda c: -c.sent)[: SHOWN_FLOWS // 2]
+        out: list[dict[str, object]] = []
+        for c in bad + good:
+            there, back = (c.flow.src, c.flow.dst) if c.role != ACK else (c.flow.dst, c.flow.src)
+            paths = paths_of(self._book, c.flow, c.role, since)
+            out.append(
+                {
+                    "from": there,
+                    "to": back,
+                    "packets": "ACKs" if c.role == ACK else "probes",
+                    "source_port": c.flow.sport,
+                    "class": c.cls,
+                    "path": list(paths[0]) if len(paths) == 1 else None,
+                    "sent": c.sent,
+                    "lost": c.lost,
+                }
+            )
+        return out
+
+    def _ends(self, c: Candidate) -> list[str]:
+        if c.type == "link":
+            link = next((k for k in self._topology.links if k.name == c.component), None)
+            return [link.a, link.b] if link else []
+        if c.type in ("rnic", "leg"):
+            rnic = self._topology.rnics.get(c.component.split("@")[0])
+            return [c.component, rnic.legs[0].switch] if rnic else []
+        return []
+
+    # ------------------------------------------------------------ links that nobody walks any more
+
+    def _unwalked(self, now: int, began: int | None, suspects: list[Suspect], out: Judgement) -> None:
+        since = began if began is not None else now - QUIET_WALK_NS
+        walk = self._book.walk(since)
+        for e, w in walk.items():
+            if w.walkers >= 2:
+                self._walked[e] = now
+        # In an episode the first tuples traced anew may be the only ones known: what was walked before counts.
+        dead = {e for s in suspects if s.rate >= 0.8 for e in s.candidate.elements}
+
+        def gone(element: str) -> bool:
+            w = walk.get(element)
+            return element in self._walked and w is not None and w.walkers == 0 and w.log_chance < UNWALKED_LOG_CHANCE
+
+        down: list[Link] = []
+        for link in self._topology.links:
+            ends = (link.forward.name, link.reverse.name)
+            states = [gone(e) for e in ends]
+            if all(states) or (any(states) and any(e in dead for e, g in zip(ends, states, strict=True) if not g)):
+                down.append(link)
+        for switch, links in self._whole_switches(down).items():
+            self._fold(out, [k.name for k in links], self._switch_verdict(switch, links, since))
+            down = [k for k in down if k not in links]
+        for link in down:
+            tuples = sum(walk[e].tuples for e in (link.forward.name, link.reverse.name) if e in walk)
+            self._fold(out, [], self._down_verdict(link, since, tuples))
+
+    def _whole_switches(self, down: list[Link]) -> dict[str, list[Link]]:
+        touching = Counter(end for k in down for end in (k.a, k.b))
+        every = Counter(end for k in self._topology.links for end in (k.a, k.b))
+        whole = {}
+        for switch, n in touching.items():
+            under = list(self._topology.rnics_under(switch))
+            if n >= 2 and n == every[switch] and not under:
+                whole[switch] = [k for k in down if switch in (k.a, k.b)]
+        return whole
+
+    def _fold(self, out: Judgement, parts: list[str], verdict: Verdict) -> None:
+        """Put a verdict in the place of those about the same component or its parts."""
+        replaced = {verdict.component, *parts}
+        out.verdicts[:] = [v for v in out.verdicts if v.component not in replaced]
+        self._put(out, verdict)
+
+    def _down_verdict(self, link: Link, since: int, tuples: int) -> Verdict:
+        return Verdict(
+            component=link.name,
+            component_type="link",
+            direction="both",
+            ends=[link.a, link.b],
+            symptom="link_down",
+            rate=1.0,
+            confidence=0.95,
+            since_ns=since,
+            evidence={
+                "summary": f"{link.name} was walked before and is walked by none of the {tuples} 5-tuples traced since "
+                "that could have chosen it",
+                "tuples_traced": tuples,
+            },
+        )
+
+    def _switch_verdict(self, switch: str, links: list[Link], since: int) -> Verdict:
+        return Verdict(
+            component=switch,
+            component_type="switch",
+            symptom="switch_down",
+            rate=1.0,
+            confidence=0.95,
+            since_ns=since,
+            evidence={
+                "summary": f"all {len(links)} links of {switch} were walked before and are walked by nobody now",
+                "links": [k.name for k in links],
+            },
+        )
+
+    # ------------------------------------------------------------ delay
+
+    def _delays(self, samples: Sequence[Sample], since: int, out: Judgement) -> None:
+        timed = [s for s in samples if s.rtts]
+        if len(timed) < 10:
+            return
+        means = sorted(s.rtt_ns for s in timed)
+        threshold = max(SLOW_NS, SLOW_FACTOR * means[len(means) // 4])
+        slow = {s.flow.key for s in timed if s.rtt_ns > threshold}
+        if len(slow) < SLOW_FLOWS:
+            return
+        observations = delay_observations(self._book, timed, since, threshold)
+        for s in self._localiser(observations, self._candidates, noise=max(self._noise, 0.02)):
+            if s.candidate.type == "link" and s.rate < 0.5:
+                continue
+            c = s.candidate
+            elements = c.elements
+            worst = [
+                x for x in timed if any(not elements.isdisjoint(p) for p in paths_of(self._book, x.flow, 2, since))
+            ]
+            typical = means[len(means) // 4] / 1e6
+            top = max((x.rtt_ns for x in worst), default=0) / 1e6
+            self._put(
+                out,
+                Verdict(
+                    component=c.component,
+                    component_type=c.type,
+                    direction=c.direction,
+                    ends=self._ends(c),
+                    symptom="high_rtt",
+                    confidence=round(s.confidence, 3),
+                    alternatives=sorted({a.component for a in s.alternatives} - {c.component}),
+                    since_ns=since,
+                    evidence={
+                        "summary": f"round trips across {c.component} take up to {top:.1f} ms, elsewhere "
+                        f"{typical:.3f} ms; "
+                        "nothing is lost: a queue",
+                        "rtt_ms": round(top, 3),
+                        "rtt_elsewhere_ms": round(typical, 3),
+                        "flows_slow": len(slow),
+                    },
+                ),
+            )
+
+    def _hold_mixed(self, out: Judgement) -> None:
+        """Two or more links of one switch at once may be the switch: worth one more look before opening."""
+        ends = Counter(e for v in out.verdicts if v.component_type == "link" for e in v.ends)
+        for v in out.verdicts:
+            if v.component_type == "link" and any(ends[e] >= 2 for e in v.ends):
+                out.unsettled.add(v.component)

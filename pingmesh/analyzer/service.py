@@ -1,0 +1,420 @@
+"""The analyzer as a process: messages in, questions out, verdicts to the controller's store."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+
+from pingmesh import topics
+from pingmesh.analyzer.clock import Clock
+from pingmesh.analyzer.findings import Findings
+from pingmesh.analyzer.flows import Flow, FlowBook
+from pingmesh.analyzer.host_rules import SECOND
+from pingmesh.analyzer.hosts import HostBook
+from pingmesh.analyzer.judge import Judge, Judgement
+from pingmesh.analyzer.localise import Localiser, localise
+from pingmesh.analyzer.observe import paths_of
+from pingmesh.analyzer.questions import Questions
+from pingmesh.analyzer.rounds import Rounds
+from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore
+from pingmesh.analyzer.summary import summarise
+from pingmesh.analyzer.suspicion import DOUBTFUL, WITHDRAWS, Episode
+from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Track, Tracker
+from pingmesh.bus import Bus
+from pingmesh.config import Settings
+from pingmesh.messages import (
+    AgentState,
+    Answer,
+    BadMessageError,
+    ConfirmResult,
+    Exceptions,
+    Message,
+    OpenIncidents,
+    Paths,
+    ProbeList,
+    Register,
+    Report,
+    Verdicts,
+    decode,
+    encode,
+)
+from topology.model import Topology
+
+log = logging.getLogger(__name__)
+
+GRACE_NS = 3 * SECOND
+"""After our own (re)connection or stall: agents come back and retained lists arrive."""
+CLEAN_ROUNDS = 4
+MAX_ROUNDS = 12
+ROUNDS_AFTER_OPEN = 3
+TICK_S = 1.0
+STALL_S = 2.5
+JUDGE_PAUSE_S = 0.1
+REPUBLISH_NS = 5 * SECOND
+CLOSE_PACKETS = 30
+WATCH_TRIES = 12
+
+
+class Analyzer:
+    """One analyzer of one cluster."""
+
+    def __init__(self, settings: Settings, topology: Topology, localiser: Localiser = localise) -> None:
+        self._cluster = settings.cluster
+        self._clock = Clock()
+        self._book = FlowBook(topology)
+        self._hosts = HostBook()
+        self._store = SampleStore(self._book)
+        self._findings = Findings()
+        self._topology = topology
+        a = settings.analyzer
+        self._judge = Judge(
+            topology, self._book, self._hosts, self._store, localiser, a.noise, lambda: frozenset(self._large)
+        )
+        self._tracker = Tracker(a.open_confidence, int(a.close_after_s * SECOND))
+        base = f"{topics.ROOT}/{self._cluster}"
+        kinds = (topics.STATE, topics.REGISTER, topics.REPORT, topics.EXCEPTION, topics.PATHS, topics.ANSWER)
+        self._bus = Bus(
+            settings.broker,
+            f"analyzer-{self._cluster}",
+            [f"{base}/+/{k}" for k in kinds]
+            + [f"{base}/+/{topics.LIST}/+", f"{base}/{topics.CONTROLLER}/{topics.INCIDENTS}"],
+            self._on_message,
+            on_connect=self._on_connect,
+        )
+        self._questions = Questions(self._cluster, self._bus)
+        self._rounds = Rounds(self._book, self._hosts, self._questions, self._clock, int(a.confirm_interval_ms * 1000))
+        self._large: set[str] = set()
+        self._episode: Episode | None = None
+        self._opened_rounds = 0
+        self._quiet_until = 0
+        self._covered: dict[str, int] = {}
+        self._watched: set[str] = set()
+        self._suspicion = asyncio.Event()
+        self._look = asyncio.Event()
+        self._new_evidence = False
+        self._published = b""
+        self._published_at = 0
+        self._judgement = Judgement()
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            tasks.create_task(self._bus.run(), name="bus")
+            tasks.create_task(self._ticks(), name="ticks")
+            tasks.create_task(self._looks(), name="looks")
+            tasks.create_task(self._confirmations(), name="confirmations")
+
+    # ------------------------------------------------------------ messages
+
+    async def _on_connect(self) -> None:
+        now = self._clock.now()
+        self._hosts.session_started(now)
+        self._quiet_until = now + GRACE_NS
+        self._published = b""
+
+    def _on_message(self, topic: topics.Topic, payload: bytes) -> None:
+        now = self._clock.now()
+        kinds: dict[str, type[Message]] = {
+            topics.STATE: AgentState,
+            topics.REGISTER: Register,
+            topics.REPORT: Report,
+            topics.EXCEPTION: Exceptions,
+            topics.PATHS: Paths,
+            topics.LIST: ProbeList,
+            topics.INCIDENTS: OpenIncidents,
+        }
+        kind = kinds.get(topic.kind)
+        if topic.kind == topics.ANSWER:
+            self._on_answer(topic, payload, now)
+            return
+        if kind is None:
+            raise BadMessageError("topic", f"kind {topic.kind!r} is not for an analyzer")
+        if not payload:
+            return  # a retained message was cleared
+        try:
+            message: Message = decode(payload, kind, topic.host, topic.cluster)
+        except BadMessageError as error:
+            self._findings.version(topic.host, error, now)
+            raise
+        match message:
+            case AgentState():
+                self._hosts.on_state(message, now, topic.retained)
+                self._look.set()
+            case Register():
+                self._on_register(message, now, topic.retained)
+            case Report():
+                self._on_report(message, now)
+            case Exceptions():
+                self._on_exceptions(message, now)
+            case Paths():
+                self._on_paths(message, now)
+            case ProbeList():
+                self._on_list(message)
+            case OpenIncidents():
+                self._on_open_incidents(message, now)
+            case _:
+                pass
+
+    def _on_register(self, message: Register, now: int, retained: bool) -> None:
+        self._hosts.on_message(message.host, message.boot, now, 0, retained)
+        if retained:
+            return
+        host = self._hosts.get(message.host)
+        for r in message.rnics:
+            if r.up:
+                host.down.pop(r.device, None)
+            else:
+                host.down.setdefault(r.device, now)
+        self._look.set()
+
+    def _on_report(self, message: Report, now: int) -> None:
+        self._hosts.on_message(message.host, message.boot, now, message.now_ns)
+        self._hosts.on_health(message.host, message.health, now)
+        offset = now - message.now_ns
+        self._findings.clock(message.host, offset, message.health.clock_steps, now)
+        for rows in message.prober:
+            self._store.add_prober(rows, offset, now)
+        if message.responder:
+            self._store.add_responder(message.responder, now)
+        self._covered[message.host] = message.until_ns + offset
+        self._look.set()
+
+    def _on_exceptions(self, message: Exceptions, now: int) -> None:
+        self._hosts.on_message(message.host, message.boot, now, message.now_ns)
+        if message.health is not None:
+            self._hosts.on_health(message.host, message.health, now)
+        host = self._hosts.get(message.host)
+        if now < self._quiet_until or host.starved(now - 2 * SECOND):
+            return
+        offset = now - message.now_ns
+        for event in message.events:
+            flow = self._book.flows.get((event.rnic, event.list_version, event.index))
+            if flow is None or flow.src_host != message.host:
+                continue
+            if event.kind in WITHDRAWS and self._episode is not None:
+                self._episode.withdraw(flow)
+            if event.kind not in DOUBTFUL or self._explained(flow):
+                continue
+            sent = event.sent_ns + offset
+            if self._episode is None:
+                self._episode = Episode(sent)
+                self._opened_rounds = 0
+                log.info("suspicion", extra={"flow": str(flow), "kind": event.kind})
+            self._episode.add(flow, event, sent)
+            self._watch(flow.dst_host)
+            self._suspicion.set()
+
+    def _on_paths(self, message: Paths, now: int) -> None:
+        self._hosts.on_message(message.host, message.boot, now, message.now_ns)
+        changed = False
+        for p in message.paths:
+            changed |= self._book.add_path(p, now - max(0, message.now_ns - p.at_ns))
+        if changed and (self._episode is not None or self._tracker.open):
+            self._look.set()
+
+    def _on_list(self, message: ProbeList) -> None:
+        self._book.add_list(message)
+        sizes = {c.name: c.size for c in message.classes}
+        small = min(sizes.values(), default=0)
+        self._large |= {name for name, size in sizes.items() if size > max(512, 2 * small)}
+
+    def _on_open_incidents(self, message: OpenIncidents, now: int) -> None:
+        for v in message.open:
+            elements = self._judge.elements_of.get((v.component, v.component_type), frozenset())
+            self._tracker.adopt(v, elements, now)
+
+    def _on_answer(self, topic: topics.Topic, payload: bytes, now: int) -> None:
+        message: Answer | ConfirmResult
+        try:
+            message = decode(payload, Answer, topic.host, topic.cluster)
+        except BadMessageError:
+            message = decode(payload, ConfirmResult, topic.host, topic.cluster)
+        self._hosts.on_message(message.host, message.boot, now, message.now_ns)
+        self._hosts.on_health(message.host, message.health, now)
+        self._questions.resolve(message)
+
+    def _explained(self, flow: Flow) -> bool:
+        """Whether an open incident already accounts for losses of this flow."""
+        for t in self._tracker.open:
+            v = t.verdict
+            if v.symptom in HOST_SYMPTOMS and v.component in (flow.src_host, flow.dst_host):
+                return True
+            if any(not t.elements.isdisjoint(p) for p in paths_of(self._book, flow, ROUND_TRIP, self._clock.now())):
+                return self._episode is None or self._opened_rounds >= ROUNDS_AFTER_OPEN
+        return False
+
+    # ------------------------------------------------------------ tasks
+
+    async def _ticks(self) -> None:
+        loop = asyncio.get_running_loop()
+        beat = 0
+        while True:
+            before = loop.time()
+            await asyncio.sleep(TICK_S)
+            if loop.time() - before > STALL_S:
+                # We were stalled ourselves: what the others did not say meanwhile means nothing.
+                log.warning("the analyzer itself was stalled", extra={"seconds": round(loop.time() - before, 1)})
+                self._hosts.session_started(self._clock.now())
+                self._quiet_until = self._clock.now() + GRACE_NS
+                self._episode = None
+            self._look.set()
+            beat += 1
+            if beat % 5 == 0:
+                await self._publish_summary()
+
+    async def _looks(self) -> None:
+        while True:
+            await self._look.wait()
+            self._look.clear()
+            try:
+                await self._look_once()
+            except ConnectionError:
+                log.info("verdicts not sent: no broker")
+            await asyncio.sleep(JUDGE_PAUSE_S)
+
+    async def _look_once(self) -> None:
+        now = self._clock.now()
+        new = self._store.join(now, lambda h: self._covered.get(h, 0))
+        self._note(new)
+        if now < self._quiet_until or not self._bus.connected.is_set():
+            return
+        fresh = self._new_evidence or any(s.lost for s in new)
+        self._new_evidence = False
+        j = self._judgement = self._judge.judge(now, self._episode.began if self._episode else None)
+        for host in j.view.undecided:
+            self._watch(host)
+        opened = self._tracker.update(j.verdicts, j.elements, j.unsettled, now, fresh)
+        for v in opened:
+            log.warning("incident", extra={"component": v.component, "symptom": v.symptom, "direction": v.direction})
+        for name in self._tracker.close(lambda t: self._is_clean(t, now), now):
+            log.info("incident over", extra={"component": name})
+        await self._publish_verdicts(now, j)
+
+    async def _confirmations(self) -> None:
+        while True:
+            await self._suspicion.wait()
+            self._suspicion.clear()
+            # A few milliseconds let the exceptions of other hosts join the first round.
+            await asyncio.sleep(0.03)
+            while (episode := self._episode) is not None:
+                if not self._bus.connected.is_set():
+                    self._episode = None
+                    break
+                result = await self._rounds.run(episode)
+                self._store.add(result.samples)
+                self._note(result.samples)
+                self._new_evidence = True
+                self._look.set()
+                episode.clean_rounds = 0 if result.lost or episode.fresh else episode.clean_rounds + 1
+                log.info(
+                    "confirmation",
+                    extra={
+                        "round": episode.rounds,
+                        "packets": sum(s.sent for s in result.samples),
+                        "lost": result.lost,
+                        "silent": sorted(result.silent),
+                        "elements": result.elements[:6],
+                    },
+                )
+                await asyncio.sleep(2 * JUDGE_PAUSE_S)
+                if self._episode_over(episode):
+                    self._episode = None
+
+    def _episode_over(self, episode: Episode) -> bool:
+        if self._tracker.open:
+            self._opened_rounds += 1
+        return (
+            episode.clean_rounds >= CLEAN_ROUNDS
+            or episode.rounds >= MAX_ROUNDS
+            or self._opened_rounds >= ROUNDS_AFTER_OPEN
+            or not episode.doubts
+        )
+
+    def _watch(self, host: str) -> None:
+        """Ask a host until it answers or it is clear that it does not."""
+        if host in self._watched or self._tasks is None or self._hosts.get(host).state != "online":
+            return
+        self._watched.add(host)
+        self._tasks.create_task(self._watching(host), name=f"watch {host}")
+
+    async def _watching(self, host: str) -> None:
+        try:
+            for _ in range(WATCH_TRIES):
+                asked = self._clock.now()
+                if await self._questions.ask(host) is not None or not self._bus.connected.is_set():
+                    break
+                self._hosts.on_unanswered(host, asked)
+                self._look.set()
+            self._look.set()
+        finally:
+            await asyncio.sleep(JUDGE_PAUSE_S)
+            self._watched.discard(host)
+
+    # ------------------------------------------------------------ after a look
+
+    def _note(self, samples: list[Sample]) -> None:
+        """Losses across an open incident's component keep it open."""
+        excluded = self._judgement.view.excluded
+        for s in samples:
+            if s.lost <= 0 or s.flow.src_host in excluded or s.flow.dst_host in excluded:
+                continue
+            paths = paths_of(self._book, s.flow, s.role, s.start)
+            for t in self._tracker.tracks.values():
+                if t.elements and all(not t.elements.isdisjoint(p) for p in paths):
+                    self._tracker.bad(t, s.end)
+
+    def _is_clean(self, track: Track, now: int) -> bool:
+        """Whether evidence since the last bad moment says that the component is well."""
+        v = track.verdict
+        if v.symptom in HOST_SYMPTOMS:
+            host = self._hosts.get(v.component)
+            if host.state == "stopped":
+                return True
+            return host.state == "online" and host.heard > track.last_bad and not host.unanswered
+        if v.component_type == "rnic" and v.component.split("/")[1] in self._hosts.get(v.ends[0].split("/")[0]).down:
+            return False
+        sent = lost = 0
+        delayed = 0
+        for s in self._store.since(track.last_bad):
+            paths = paths_of(self._book, s.flow, s.role, now)
+            if paths and all(not track.elements.isdisjoint(p) for p in paths):
+                sent += s.sent
+                lost += s.lost
+                delayed += s.rtt_ns > 2_000_000
+        return sent >= CLOSE_PACKETS and lost == 0 and (v.symptom != "high_rtt" or delayed == 0)
+
+    async def _publish_verdicts(self, now: int, j: Judgement) -> None:
+        self._findings.from_judgement(j.findings, self._store, self._book, now)
+        recent = sum(1 for s in self._store.samples if s.end > now - 20 * SECOND)
+        message = Verdicts(
+            cluster=self._cluster,
+            host=topics.ANALYZER,
+            now_ns=0,
+            open=[t.verdict for t in self._tracker.open],
+            closed=self._tracker.closed(now),
+            findings=self._findings.current(now),
+            enough_data=recent > 0,
+        )
+        payload = encode(message)
+        if payload == self._published and now - self._published_at < REPUBLISH_NS:
+            return
+        self._published, self._published_at = payload, now
+        message.now_ns = now
+        await self._bus.publish(topics.Topic(self._cluster, topics.ANALYZER, topics.VERDICTS), encode(message), qos=1)
+
+    async def _publish_summary(self) -> None:
+        now = self._clock.now()
+        rejected = sum(Counter(self._bus.rejected).values())
+        message = summarise(self._cluster, self._book, self._store, self._hosts, now, rejected)
+        try:
+            await self._bus.publish(topics.Topic(self._cluster, topics.ANALYZER, topics.SUMMARY), encode(message))
+        except ConnectionError:
+            log.info("summary not sent: no broker")
+
+
+async def run(settings: Settings, topology: Topology) -> None:
+    """Run an analyzer until cancelled."""
+    await Analyzer(settings, topology).run()

@@ -1,0 +1,47 @@
+"""Totals of the last minute for status, coverage of evidence and an innocent verdict."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from pingmesh import topics
+from pingmesh.analyzer.flows import FlowBook
+from pingmesh.analyzer.host_rules import SECOND
+from pingmesh.analyzer.hosts import HostBook
+from pingmesh.analyzer.observe import paths_of
+from pingmesh.analyzer.samples import SampleStore
+from pingmesh.messages import LinkSummary, Summary
+
+SPAN_S = 60.0
+
+
+def _percentile(values: list[float], share: float) -> float:
+    return values[min(len(values) - 1, int(share * len(values)))]
+
+
+def summarise(cluster: str, book: FlowBook, store: SampleStore, hosts: HostBook, now: int, rejected: int) -> Summary:
+    """Packets sent and lost by directed link and by RNIC, and percentiles of flows' mean RTT."""
+    links: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    rnics: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    rtts: list[float] = []
+    for s in store.since(now - int(SPAN_S * SECOND)):
+        if s.rtts:
+            rtts.append(s.rtt_ns / 1000)
+        paths = paths_of(book, s.flow, s.role, now)
+        if len(paths) == 1:
+            for e in paths[0]:
+                t = links[e] if "->" in e else rnics[e.rsplit(" ", 1)[0]]
+                t[0] += s.sent
+                t[1] += s.lost
+    rtts.sort()
+    return Summary(
+        cluster=cluster,
+        host=topics.ANALYZER,
+        now_ns=now,
+        span_s=SPAN_S,
+        links=[LinkSummary(k, v[0], max(0, v[1])) for k, v in sorted(links.items())],
+        rnics=[LinkSummary(k, v[0], max(0, v[1])) for k, v in sorted(rnics.items())],
+        agents_heard=sorted(h.name for h in hosts.hosts.values() if h.heard > now - 15 * SECOND),
+        rtt_us={f"p{int(q * 100)}": round(_percentile(rtts, q), 1) for q in (0.5, 0.9, 0.99)} if rtts else {},
+        rejected=rejected,
+    )

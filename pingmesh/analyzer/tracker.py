@@ -1,0 +1,155 @@
+"""Hysteresis: when a verdict becomes an open incident, and when an open one is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+import msgspec
+
+from pingmesh.analyzer.host_rules import SECOND
+from pingmesh.messages import Verdict
+
+HOST_SYMPTOMS = frozenset({"host_down", "agent_down", "cpu_overload"})
+FLAPPING = frozenset({"link_down", "blackhole", "rnic_down", "flap"})
+FLAP_GAP_NS = SECOND
+FLAP_MEMORY_NS = 120 * SECOND
+LOOKS_UNSURE = 3
+"""Evaluations with new evidence before an ambiguous or unsettled verdict opens all the same."""
+CLOSED_REPEAT_NS = 10 * SECOND
+
+
+class Phase(Enum):
+    """pending -> open -> closed."""
+
+    PENDING = "pending"
+    OPEN = "open"
+
+
+@dataclass
+class Track:
+    """One component under suspicion or in an open incident."""
+
+    verdict: Verdict
+    elements: frozenset[str]
+    first: int
+    last_bad: int
+    last_seen: int
+    phase: Phase = Phase.PENDING
+    looks: int = 0
+    bursts: list[int] = field(default_factory=list)
+    settled_links: int = 0
+
+
+class Tracker:
+    """All tracks by component."""
+
+    def __init__(self, open_confidence: float, close_after_ns: int) -> None:
+        self._open_confidence = open_confidence
+        self._close_after = close_after_ns
+        self.tracks: dict[str, Track] = {}
+        self._closed: dict[str, int] = {}
+
+    def adopt(self, verdict: Verdict, elements: frozenset[str], now: int) -> None:
+        """Go on with an incident that an analyzer before us had opened."""
+        if verdict.component not in self.tracks:
+            self.tracks[verdict.component] = Track(verdict, elements, now, now, now, Phase.OPEN)
+
+    def update(
+        self,
+        verdicts: Iterable[Verdict],
+        elements: dict[str, frozenset[str]],
+        unsettled: set[str],
+        now: int,
+        new_look: bool,
+    ) -> list[Verdict]:
+        """Take over what holds now; returns the verdicts that opened. `new_look`: there is new evidence."""
+        opened = []
+        seen = set()
+        for v in verdicts:
+            seen.add(v.component)
+            track = self.tracks.get(v.component)
+            if track is None:
+                track = self.tracks[v.component] = Track(v, elements[v.component], now, now, now)
+                self._absorb(track, now)
+            self._refresh(track, v, elements[v.component], now)
+            track.looks += new_look
+            if track.phase is Phase.PENDING and self._may_open(track, v.component in unsettled):
+                track.phase = Phase.OPEN
+                self._closed.pop(v.component, None)
+                opened.append(track.verdict)
+        for name in [n for n, t in self.tracks.items() if t.phase is Phase.PENDING and n not in seen]:
+            if now - self.tracks[name].last_seen > 2 * SECOND:
+                del self.tracks[name]
+        return opened
+
+    def _refresh(self, track: Track, v: Verdict, elements: frozenset[str], now: int) -> None:
+        old = track.verdict
+        track.last_seen = now
+        if v.symptom in HOST_SYMPTOMS or v.symptom in ("link_down", "switch_down", "rnic_down"):
+            self.bad(track, now)
+        if track.phase is Phase.OPEN and _is_vaguer(v, old):
+            return
+        if old.symptom == "flap" and v.symptom in FLAPPING:
+            v = msgspec.structs.replace(v, symptom="flap")
+        track.verdict = msgspec.structs.replace(v, since_ns=min(old.since_ns or v.since_ns, v.since_ns))
+        track.elements = elements
+
+    def _absorb(self, track: Track, now: int) -> None:
+        """A larger component's verdict takes the place of its parts' that opened just before."""
+        if track.verdict.component_type not in ("switch", "host"):
+            return
+        for name, other in list(self.tracks.items()):
+            if other is not track and other.elements < track.elements and now - other.first < 20 * SECOND:
+                del self.tracks[name]
+                if other.phase is Phase.OPEN:
+                    self._closed[name] = now
+
+    def _may_open(self, track: Track, unsettled: bool) -> bool:
+        v = track.verdict
+        if unsettled and track.looks < LOOKS_UNSURE:
+            return False
+        if v.symptom == "high_rtt":
+            return track.looks >= 2
+        return v.confidence >= self._open_confidence or track.looks >= LOOKS_UNSURE
+
+    def bad(self, track: Track, at: int) -> None:
+        """Something was wrong with the component at a time."""
+        if at - track.last_bad > FLAP_GAP_NS or not track.bursts:
+            track.bursts.append(at)
+            track.bursts = [b for b in track.bursts if at - b < FLAP_MEMORY_NS]
+        track.last_bad = max(track.last_bad, at)
+        if len(track.bursts) >= 2 and track.phase is Phase.OPEN and track.verdict.symptom in FLAPPING:
+            track.verdict = msgspec.structs.replace(track.verdict, symptom="flap")
+
+    def close(self, is_clean: Callable[[Track], bool], now: int) -> list[str]:
+        """Close what has been clean, by evidence, for long enough; returns the components."""
+        done = []
+        for name, t in list(self.tracks.items()):
+            wait = self._close_after if t.verdict.symptom not in HOST_SYMPTOMS else self._close_after // 2
+            if t.verdict.symptom == "flap":
+                wait *= 3
+            if t.phase is Phase.OPEN and now - t.last_bad >= wait and is_clean(t):
+                del self.tracks[name]
+                self._closed[name] = now
+                done.append(name)
+        return done
+
+    @property
+    def open(self) -> list[Track]:
+        """Open incidents."""
+        return [t for t in self.tracks.values() if t.phase is Phase.OPEN]
+
+    def closed(self, now: int) -> list[str]:
+        """Components closed in the last seconds: said more than once, since a message may be lost."""
+        self._closed = {n: at for n, at in self._closed.items() if now - at < CLOSED_REPEAT_NS}
+        return sorted(n for n in self._closed if n not in self.tracks or self.tracks[n].phase is not Phase.OPEN)
+
+
+def _is_vaguer(new: Verdict, old: Verdict) -> bool:
+    """Whether a later look says less than the open incident does: it must not undo a refinement."""
+    stronger = {"link_down", "switch_down", "host_down", "rnic_down"}
+    if old.symptom in stronger and new.symptom not in stronger | HOST_SYMPTOMS:
+        return True
+    return old.symptom == "host_down" and new.symptom == "agent_down"
