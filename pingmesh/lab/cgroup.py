@@ -13,6 +13,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+PREFIX = "pingmesh-lab-"
 _PERIOD_US = 100_000
 
 
@@ -36,7 +37,7 @@ class HostCgroup:
 
 
 class LabCgroups:
-    """The groups of one lab: `<hierarchy>/<name>/<host>`."""
+    """The groups of one lab: `<hierarchy>/pingmesh-lab-<pid>/<host>`."""
 
     def __init__(self, path: Path, version: int, hosts: dict[str, HostCgroup]) -> None:
         self.path = path
@@ -44,13 +45,16 @@ class LabCgroups:
         self.hosts = hosts
 
     @classmethod
-    def create(cls, name: str, hosts: Iterable[str], root: Path = CGROUP_ROOT) -> LabCgroups | None:
-        """Make the groups; None where this system gives us none (not root, read-only, no `cpu` controller)."""
+    def create(cls, pid: int, hosts: Iterable[str], root: Path = CGROUP_ROOT) -> LabCgroups | None:
+        """Make the groups of the lab with that supervisor.
+
+        None where this system gives us none: not root, mounted read-only, no `cpu` controller.
+        """
         found = _hierarchy(root)
         if found is None:
             return None
         base, version = found
-        path = base / name
+        path = base / f"{PREFIX}{pid}"
         made: dict[str, HostCgroup] = {}
         try:
             path.mkdir()
@@ -84,6 +88,15 @@ def _hierarchy(root: Path) -> tuple[Path, int] | None:
     except OSError as error:
         log.info("no control groups: %s", error)
     return None
+
+
+def remove_stale(root: Path = CGROUP_ROOT, proc: Path = Path("/proc")) -> None:
+    """Remove the groups of labs whose supervisor has gone."""
+    for base in (root / "cpu", root):
+        for path in base.glob(f"{PREFIX}*"):
+            pid = path.name.removeprefix(PREFIX)
+            if pid.isdigit() and not (proc / pid).exists():
+                remove_tree(path, patience=0.0)
 
 
 def remove_tree(path: Path, *, patience: float = 2.0) -> bool:

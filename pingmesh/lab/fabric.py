@@ -55,9 +55,15 @@ class Fabric:
 
     def run(self, node: str, *argv: str, check: bool = True) -> str:
         """Run a command on a switch or host and return its output; raises CommandError if it fails and `check`."""
+        return namespaces.execute(self.command(node, argv), node=node, check=check, shown=argv)
+
+    def command(self, node: str, argv: Sequence[str]) -> list[str]:
+        """The command line that runs `argv` on a switch or host. Raises LabError for a node that is not there."""
         if node in self.topology.hosts:
-            return namespaces.execute(self.hosts.command(node, argv), node=node, check=check, shown=argv)
-        return namespaces.run(node, argv, check=check)
+            return self.hosts.command(node, argv)
+        if node in self.topology.switches:
+            return namespaces.entering(node, argv)
+        raise namespaces.LabError(f"the lab has no node {node!r}: see `pingmesh topology show` for its names")
 
     def nft(self, node: str, script: str) -> None:
         """Load an nft script in a node's namespace (atomic: all or nothing)."""

@@ -102,6 +102,14 @@ class Processes:
         """The control group in which a host's agent runs; None where the system gives none."""
         return self._cgroups.hosts.get(host) if self._cgroups else None
 
+    def limit_cpu(self, host: str, share: float | None) -> bool:
+        """Allow a host's agent this share of one core (None: any). False where the system gives no control groups."""
+        group = self.cgroup(host)
+        if group is None:
+            return False
+        group.limit(share)
+        return True
+
     async def start(self, name: str) -> None:
         """Start it; returns as soon as it exists."""
         process = self.get(name)
@@ -146,14 +154,14 @@ class Processes:
         await self.stop(name)
         await self.start(name)
 
-    async def pause(self, name: str) -> None:
+    def pause(self, name: str) -> None:
         """SIGSTOP: it lives and does nothing."""
         process = self.get(name)
         if process.state is ProcessState.RUNNING:
             self._signal(process, signal.SIGSTOP)
             process.state = ProcessState.PAUSED
 
-    async def resume(self, name: str) -> None:
+    def resume(self, name: str) -> None:
         """SIGCONT after `pause`."""
         process = self.get(name)
         if process.state is ProcessState.PAUSED:

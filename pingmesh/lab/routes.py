@@ -202,14 +202,13 @@ class RouteManager:
         lines = []
         for table in (0, *range(BUCKET_TABLE + 1, BUCKET_TABLE + 1 + self._method.buckets)):
             where = f" table {table}" if table else ""
-            if replacing and (family or not live):
-                # IPv6 replaces only one member of a multipath route.
+            if replacing and not live:
                 lines.append(f"{family}route del {prefix}{where}")
             if not live:
                 continue
             chosen = [live[(table - BUCKET_TABLE - 1) % len(live)]] if table else live
-            # In a table of its own, IPv6 finds no way to check the gateway by.
-            how = " onlink" if family and table else ""
+            # IPv6 finds no way to check a gateway by in a table of buckets, nor while the cable has no carrier.
+            how = " onlink" if family else ""
             nexthops = " ".join(f"nexthop via {h.target_address} dev {self._device(h)}{how}" for h in chosen)
             lines.append(f"{family}route replace {prefix}{where} {nexthops}")
         return lines
