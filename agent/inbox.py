@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from agent import checks
@@ -169,7 +169,7 @@ class Inbox:
             responder=self._engine.responder_totals(m.windows),
             health=self._health(),
         )
-        task = asyncio.create_task(self._quietly(s.publish(topics.ANSWER, answer)), name="answer")
+        task = asyncio.create_task(self._quietly(lambda: s.publish(topics.ANSWER, answer)), name="answer")
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
@@ -179,7 +179,7 @@ class Inbox:
             raise BadMessageError("Confirm", f"{m.id} is under way already")
         if len(self._confirms) >= MAX_CONFIRMS:
             raise BadMessageError("Confirm", "too many at once")
-        task = asyncio.create_task(self._quietly(self._run_confirm(m)), name=f"confirm {m.id}")
+        task = asyncio.create_task(self._quietly(lambda: self._run_confirm(m)), name=f"confirm {m.id}")
         self._confirms[key] = task
         task.add_done_callback(lambda _: self._confirms.pop(key, None))
 
@@ -200,9 +200,9 @@ class Inbox:
         )
         await s.publish(topics.ANSWER, result)
 
-    async def _quietly(self, work: Coroutine[object, object, None]) -> None:
+    async def _quietly(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await work
+            await work()
         except ConnectionError:
             log.info("answer not sent, broker gone")
         except Exception:
