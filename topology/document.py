@@ -85,6 +85,12 @@ class Document:
     def read(self, text: str, kind: type[T]) -> T | None:
         """Read the text as `kind`; None if even a required part is wrong. Never raises on bad text: see `problems`."""
         try:
+            text.encode()
+        except UnicodeEncodeError as e:
+            line = text.count("\n", 0, e.start) + 1
+            self.note((), "holds half a surrogate pair, which is no text; save the file as UTF-8", line)
+            return None
+        try:
             root = yaml.compose(text, Loader=_LOADER)
         except yaml.MarkedYAMLError as e:
             mark = e.problem_mark or e.context_mark
@@ -93,18 +99,13 @@ class Document:
             return None
         except yaml.reader.ReaderError as e:
             code = e.character if isinstance(e.character, int) else ord(e.character)
-            # libyaml gives the position in bytes, the parser in Python in characters.
-            line = text.encode()[: e.position].count(b"\n") + 1
+            line = text.count("\n", 0, text.index(chr(code))) + 1  # its own position is in bytes or characters
             self.note((), f"character U+{code:04X} is not allowed in YAML; remove it", line)
-            return None
-        except UnicodeEncodeError as e:
-            line = text.count("\n", 0, e.start) + 1
-            self.note((), "holds half a surrogate pair, which is no text; save the file as UTF-8", line)
             return None
         except (RecursionError, yaml.YAMLError):
             self.note((), "the text is nested too deeply to be a topology; see docs/topology.md for the form")
             return None
-        if root is None:
+        if root is None or _is_null(root):
             self.note((), "the file is empty; begin with `version: 1`, see docs/topology.md for the form")
             return None
         value = self._struct(root, kind, ())
