@@ -88,7 +88,7 @@ class Likelihood:
     def __init__(self, evidence: Evidence, background: float, tolerated: float) -> None:
         self.evidence = evidence
         self.tolerated = min(max(tolerated, 1e-7), 0.5)
-        self._base = evidence.hops * math.log1p(-min(background, 0.5))
+        self._base: Floats = evidence.hops.astype(np.float64) * math.log1p(-min(background, 0.5))
         sizes = np.diff(evidence.set_ptr)
         self._log_weight = -np.log(np.maximum(sizes, 1))[evidence.slot_set]
         n, k = evidence.sent, evidence.lost
@@ -108,17 +108,23 @@ class Likelihood:
         if view is None:
             e = self.evidence
             slots = e.slots_of(elements)
-            sets = np.unique(e.slot_set[slots])
-            groups, _ = expand(e.group_ptr, sets)
-            slot, owner = expand(e.set_ptr, e.group_set[groups])
-            touched = np.ones(len(slot), bool) if len(slot) == len(groups) else np.isin(slot, slots)
-            view = self._views[elements] = _View(groups, slot, owner, self._log_weight[slot], touched)
+            groups, _ = expand(e.group_ptr, np.unique(e.slot_set[slots]))
+            view = self._views[elements] = self._view_of(groups, slots)
         return view
+
+    def _view_of(self, groups: Ints, slots: Ints) -> _View:
+        e = self.evidence
+        slot, owner = expand(e.set_ptr, e.group_set[groups])
+        touched = np.zeros(len(e.slot_set), bool)
+        touched[slots] = True
+        return _View(groups, slot, owner, self._log_weight[slot], touched[slot])
 
     def _rows(self, view: _View, parts: Sequence[Part]) -> _Rows:
         slot, owner, touched, weight = view.slot, view.owner, view.touched, view.log_weight
-        survival = self._base[slot]
+        survival: Floats = self._base[slot]
         crossing = np.zeros(len(view.groups), bool)
+        if len(slot) > len(view.groups):
+            slot, owner, touched, weight, survival = self._pooled(view, parts)
         for part in parts:
             hit = part.touched[slot]
             if not hit.any():
@@ -136,6 +142,30 @@ class Likelihood:
         likelihood = weight + k * np.log(-np.expm1(survival)) + (n - k) * survival
         starts = np.searchsorted(owner, np.arange(len(view.groups)))
         return _Rows(owner, touched, crossing, survival, likelihood.astype(np.float64, copy=False), starts)
+
+    def _pooled(self, view: _View, parts: Sequence[Part]) -> tuple[Ints, Ints, Bools, Floats, Floats]:
+        """Alternatives of a flow that touch the same parts are one row; healthy hops count by their mean."""
+        pattern = view.touched.astype(np.int64)
+        for part in parts:
+            hit = part.touched[view.slot]
+            if hit.any():
+                pattern = 2 * pattern + hit
+                if pattern.max() > 1 << 20:
+                    pattern = np.unique(pattern, return_inverse=True)[1].astype(np.int64)
+        width = int(pattern.max(initial=0)) + 1
+        _, first, row = np.unique(view.owner * width + pattern, return_index=True, return_inverse=True)
+        weight = np.bincount(row, weights=np.exp(view.log_weight), minlength=len(first))
+        hops = np.bincount(row, weights=self._base[view.slot], minlength=len(first)) / np.bincount(row)
+        return view.slot[first], view.owner[first], view.touched[first], np.log(weight), hops
+
+    def unlikeliness(self, groups: Ints, parts: Sequence[Part]) -> Floats:
+        """By how much (nats a flow) the best possible explanation of each group beats the given parts."""
+        view = self._view_of(groups, np.empty(0, np.int64))
+        rows = self._rows(view, parts)
+        n, k = self.evidence.sent[groups], self.evidence.lost[groups]
+        rate = np.clip(k / n, 1e-12, 1 - 1e-12)
+        best = k * np.log(rate) + (n - k) * np.log1p(-rate)
+        return np.maximum(best - self._totals(view, rows, rows.likelihood[:, None])[:, 0], 0.0)
 
     def _totals(self, view: _View, rows: _Rows, likelihood: Floats) -> Floats:
         """Log likelihood of each group from that of its rows (rows x rates)."""

@@ -8,9 +8,8 @@ instead, and calls an RNIC broken when a tenth of its probes fail.
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,7 +18,7 @@ import numpy as np
 from pingmesh.analyzer.candidates import Candidate, candidates_of
 from pingmesh.analyzer.evidence import Evidence, Observation, compile_evidence
 from pingmesh.analyzer.likelihood import Fit, Likelihood, Part
-from pingmesh.analyzer.scan import mean_hops, scan_elements, set_elements
+from pingmesh.analyzer.scan import Scan, mean_hops, set_elements
 
 __all__ = ["Candidate", "Localiser", "Observation", "Suspect", "candidates_of", "localise", "localise_evidence"]
 
@@ -34,6 +33,8 @@ MIN_LOST = 2.5
 MARGIN = 3.0
 """Nats within which the evidence cannot tell two candidates apart."""
 MAX_SUSPECTS = 32
+SLACK = 5.0
+"""Nats by which a bound from the scan may fall short of an exact score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +91,6 @@ class _Choice:
     def elements(self) -> frozenset[int]:
         return frozenset(e for p in self.parts for e in p)
 
-    @property
-    def is_group(self) -> bool:
-        """Whether smaller candidates may explain the same evidence better."""
-        return len(self.elements) > 1
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chosen:
@@ -112,7 +108,7 @@ class _Search:
     ) -> None:
         self.evidence = evidence
         self.model = Likelihood(evidence, background, tolerated)
-        self.scan = scan_elements(evidence, background, tolerated)
+        self.scan = Scan(evidence, background, tolerated)
         index = {e: i for i, e in enumerate(evidence.elements)}
         simple = max(sum(len(c.elements) == 1 for c in candidates), 1)
         self.single_cost = math.log(simple) + BASE_COST
@@ -144,45 +140,63 @@ class _Search:
             self.model.attributed(p, [*given, *(q for q in parts if q is not p)])[2].sum() >= MIN_LOST for p in parts
         )
 
-    def optimistic(self, choice: _Choice) -> float:
-        """About the most that a candidate can score, from the scan alone."""
-        s = self.scan
-        elements = list(choice.elements)
-        total = float(s.score[elements].sum())
-        if choice.candidate.type == "switch":
-            # A packet that crosses a switch crosses two of its elements.
-            sent, lost = s.sent[elements].sum() / 2, s.lost[elements].sum() / 2
-            if lost > 0:
-                rate = min(lost / max(sent, 1e-9), 1.0)
-                total = min(total, lost * math.log1p(rate / (2 * s.background)) + 10)
-        return total
+    def optimistic(self, choices: Sequence[_Choice], chosen: Sequence[_Chosen]) -> list[float]:
+        """About the most that each candidate can score beside the chosen ones, from the scan alone."""
+        unexplained = self.evidence.lost.copy()
+        caps = np.full(len(unexplained), np.inf)
+        parts = [p for x in chosen for p in x.parts]
+        for part in parts:
+            _, groups, own = self.model.attributed(part, [p for p in parts if p is not part])
+            unexplained[groups] -= own / self.evidence.flows[groups]
+            lossy = groups[self.evidence.lost[groups] > 0]
+            caps[lossy] = self.model.unlikeliness(lossy, parts)
+        score, lost = self.scan.beside(np.maximum(unexplained, 0.0), caps)
+        out = []
+        for c in choices:
+            elements = list(c.elements)
+            total = float(score[elements].sum())
+            if len(c.parts) > 1 and min(score[list(p)].sum() for p in c.parts) < MIN_PART_SCORE - SLACK / 2:
+                total = 0.0
+            if c.candidate.type == "switch":
+                # A packet that crosses a switch crosses two of its elements.
+                n, k = float(self.scan.sent[elements].sum()) / 2, float(lost[elements].sum()) / 2
+                rate = min(k / max(n, 1e-9), 1.0)
+                total = min(total, k * math.log1p(rate / (2 * self.scan.background)) + 10)
+            out.append(total)
+        return out
 
-    def greedy(self, chosen: list[_Chosen], choices: Iterable[_Choice], limit: int = MAX_SUSPECTS) -> list[_Chosen]:
-        """Add the best candidate until none is worth its cost. Scores only fall as others explain (lazy greedy)."""
-        chosen = list(chosen)
-        heap = [(c.cost - self.optimistic(c) - 5, i, -1, c) for i, c in enumerate(choices)]
-        heap = [h for h in heap if h[0] < 0]
-        heapq.heapify(heap)
-        while heap and len(chosen) < limit:
-            _, i, seen, c = heapq.heappop(heap)
-            given = [p for x in chosen for p in x.parts]
-            score, parts = self.fit(c, given)
-            if score <= c.cost:
-                continue
-            if seen < len(chosen):
-                heapq.heappush(heap, (c.cost - score, i, len(chosen), c))
-                continue
-            if not self.is_lossy(parts, given):
-                continue
-            if c.is_group and limit == MAX_SUSPECTS and self.members_worth(chosen, c) >= score - c.cost:
-                continue
-            chosen.append(_Chosen(c, parts, score))
-        return chosen
+    def best(self, pool: Sequence[_Choice], chosen: Sequence[_Chosen]) -> _Chosen | None:
+        """The candidate that is worth most beside the chosen ones; None if none is worth its cost."""
+        given = [p for x in chosen for p in x.parts]
+        bounds = [b + SLACK - c.cost for c, b in zip(pool, self.optimistic(pool, chosen), strict=True)]
+        best, worth = None, 0.0
+        for i in sorted(range(len(pool)), key=lambda i: (-bounds[i], i)):
+            if bounds[i] <= worth:
+                break
+            score, parts = self.fit(pool[i], given)
+            if score - pool[i].cost > worth + 1e-9 and self.is_lossy(parts, given):
+                best, worth = _Chosen(pool[i], parts, score), score - pool[i].cost
+        return best
+
+    def greedy(self, chosen: Sequence[_Chosen], members: Sequence[_Choice] | None = None) -> list[_Chosen]:
+        """Add the best candidate until none is worth its cost; a group only if its members do not explain as much.
+
+        With `members`, only those are tried, and groups are not divided.
+        """
+        out = list(chosen)
+        pool = list(self.choices if members is None else members)
+        while len(out) < MAX_SUSPECTS and (found := self.best(pool, out)) is not None:
+            is_group = members is None and len(found.choice.elements) > 1
+            if is_group and self.members_worth(out, found.choice) >= found.score - found.choice.cost:
+                pool.remove(found.choice)
+            else:
+                out.append(found)
+        return out
 
     def members_worth(self, chosen: list[_Chosen], group: _Choice) -> float:
         """What the best explanation by members of a group is worth: scores less costs."""
         within = {id(c): c for e in group.elements for c in self.by_element[e] if c.elements < group.elements}
-        found = self.greedy(chosen, sorted(within.values(), key=lambda c: c.candidate.order), MAX_SUSPECTS - 1)
+        found = self.greedy(chosen, sorted(within.values(), key=lambda c: c.candidate.order))
         return self.worth(found[: len(chosen)], found[len(chosen) :])
 
     def worth(self, given: Sequence[_Chosen], added: Sequence[_Chosen]) -> float:
@@ -208,10 +222,17 @@ class _Search:
                 out[i] = _Chosen(x.choice, parts, score)
         return out
 
+    def complete(self, chosen: Sequence[_Chosen]) -> list[_Chosen]:
+        """Re-estimate; where a suspect fell (what accused it was another's doing), look again for what it leaves."""
+        out = self.refit(chosen)
+        return out if len(out) == len(chosen) else self.refit(self.greedy(out))
+
     def merge(self, chosen: Sequence[_Chosen]) -> list[_Chosen]:
         """Replace suspects by a group that holds at least two of them and explains as much for less."""
         out = list(chosen)
-        groups = {id(g): g for x in chosen for e in x.choice.elements for g in self.by_element[e] if g.is_group}
+        groups = {
+            id(g): g for x in chosen for e in x.choice.elements for g in self.by_element[e] if len(g.elements) > 1
+        }
         for group in sorted(groups.values(), key=lambda g: (len(g.elements), g.candidate.order)):
             members = [x for x in out if x.choice.elements < group.elements]
             if len(members) < 2:
@@ -248,7 +269,7 @@ class _Search:
 
     def settle(self, chosen: Sequence[_Chosen]) -> list[_Chosen]:
         """Exchange each suspect for a better rival, given all others, until nothing moves (at most three rounds)."""
-        out = self.merge(self.refit(chosen))
+        out = self.merge(self.complete(chosen))
         for _ in range(3):
             moved = False
             for i, x in enumerate(out):
@@ -261,7 +282,7 @@ class _Search:
                     moved = True
             if not moved:
                 break
-            out = self.merge(self.refit(out))
+            out = self.merge(self.complete(out))
         return out
 
     def suspect(self, x: _Chosen, chosen: Sequence[_Chosen]) -> Suspect:

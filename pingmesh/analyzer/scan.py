@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from pingmesh.analyzer.evidence import Evidence, Floats, Ints, expand
-from pingmesh.analyzer.likelihood import RATE_MAX, SHARE_COST
-
-_SHARED_RATES = (0.2, 0.5, RATE_MAX)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Scan:
-    """Per element: packets that crossed it, packets lost on flows that crossed it, and about its score alone (nats).
-
-    Flows whose path is one of several count by the share of the alternatives that touch the element.
-    """
-
-    sent: Floats
-    lost: Floats
-    score: Floats
-    background: float
+from pingmesh.analyzer.likelihood import RATE_MAX, SHARE_COST, SHARE_RATES
 
 
 def set_elements(evidence: Evidence, sets: Ints) -> tuple[Ints, Ints, Floats]:
@@ -44,64 +27,81 @@ def mean_hops(evidence: Evidence) -> Floats:
     return np.bincount(evidence.slot_set, weights=evidence.hops, minlength=len(sizes)) / np.maximum(sizes, 1)
 
 
-def scan_elements(evidence: Evidence, background: float, tolerated: float) -> Scan:
-    """Score each element as if it alone were lossy. O((lossy groups + unique paths) x hops x rates)."""
-    e, count = evidence, len(evidence.elements)
-    all_sets = np.arange(len(e.set_ptr) - 1)
-    pair_set, pair_element, pair_share = set_elements(e, all_sets)
-    is_known = (np.diff(e.set_ptr) == 1)[pair_set]
+class Scan:
+    """Scores each element as if it were lossy alone. O((lossy groups + unique paths) x hops x rates).
 
-    def by_set(weights: Floats) -> Floats:
-        return np.bincount(e.group_set, weights=weights, minlength=len(all_sets)).astype(np.float64)
+    Flows whose path is one of several count by the share of the alternatives that touch the element.
+    """
 
-    def by_element(weights: Floats, elements: Ints) -> Floats:
-        return np.bincount(elements, weights=weights, minlength=count).astype(np.float64)
+    def __init__(self, evidence: Evidence, background: float, tolerated: float) -> None:
+        e = evidence
+        self.background = background
+        self._evidence, self._count = e, len(e.elements)
+        self._rates = np.geomspace(tolerated, RATE_MAX, 12)
+        clean = e.lost == 0
+        all_sets = np.arange(len(e.set_ptr) - 1)
+        pair_set, pair_element, pair_share = set_elements(e, all_sets)
+        is_known = (np.diff(e.set_ptr) == 1)[pair_set]
+        clean_sent = self._by_set(e.sent * e.flows * clean)
+        clean_flows = self._by_set(e.flows * clean)
+        self.sent = self._by_element(self._by_set(e.sent * e.flows)[pair_set] * pair_share, pair_element)
+        self._known_sent = self._by_element(clean_sent[pair_set] * is_known, pair_element)
+        self._known_flows = self._by_element(clean_flows[pair_set] * is_known, pair_element)
 
-    clean = e.lost == 0
-    sent = by_element(by_set(e.sent * e.flows)[pair_set] * pair_share, pair_element)
-    lost = by_element(by_set(e.lost * e.flows)[pair_set] * pair_share, pair_element)
-    clean_sent, clean_flows = by_set(e.sent * e.flows * clean), by_set(e.flows * clean)
-    known_sent = by_element((clean_sent[pair_set]) * is_known, pair_element)
-    known_flows = by_element((clean_flows[pair_set]) * is_known, pair_element)
+        # Clean flows of unknown path, pooled by element and share of alternatives.
+        unknown = np.flatnonzero(~is_known & (clean_flows[pair_set] > 0))
+        keys = np.round(pair_share[unknown] * 4096).astype(np.int64) * self._count + pair_element[unknown]
+        pools, where = np.unique(keys, return_inverse=True)
+        self._pool_element = pools % max(self._count, 1)
+        self._pool_share = np.clip((pools // max(self._count, 1)) / 4096, 1e-4, 1 - 1e-9)
+        self._pool_flows = np.bincount(where, weights=clean_flows[pair_set[unknown]], minlength=len(pools))
+        pool_sent = np.bincount(where, weights=clean_sent[pair_set[unknown]], minlength=len(pools))
+        self._pool_mean = pool_sent / np.maximum(self._pool_flows, 1)
 
-    # Clean flows of unknown path, pooled by element and share of alternatives.
-    u = np.flatnonzero(~is_known & (clean_flows[pair_set] > 0))
-    pooled, where = np.unique(
-        np.round(pair_share[u] * 4096).astype(np.int64) * count + pair_element[u], return_inverse=True
-    )
-    pool_share, pool_element = (pooled // max(count, 1)) / 4096, pooled % max(count, 1)
-    pool_flows = np.bincount(where, weights=clean_flows[pair_set[u]], minlength=len(pooled))
-    pool_mean = np.bincount(where, weights=clean_sent[pair_set[u]], minlength=len(pooled)) / np.maximum(pool_flows, 1)
-    pool_miss = np.log1p(-np.minimum(pool_share, 1 - 1e-12))
+        lossy = np.flatnonzero(~clean)
+        owner, self._element, self._share = set_elements(e, e.group_set[lossy])
+        self._group = lossy[owner]
+        survival = -background * mean_hops(e)[e.group_set[lossy]]
+        n, k = e.sent[lossy], e.lost[lossy]
+        self._gains = [
+            (k * (np.log(-np.expm1(survival + through)) - np.log(-np.expm1(survival))) + (n - k) * through)[owner]
+            for through in np.log1p(-self._rates)
+        ]
+        flows = e.flows[self._group] * self._share
+        self._heavy = self._by_element(flows * (e.lost > SHARE_RATES * e.sent)[self._group], self._element)
+        known = self._known_flows + self._by_element(flows, self._element)
+        self._hit_share = np.clip(self._heavy / np.maximum(known, 1), 1e-6, 0.99)
 
-    lossy = np.flatnonzero(~clean)
-    owner, element, share = set_elements(e, e.group_set[lossy])
-    group = lossy[owner]
-    n, k, flows = e.sent[group], e.lost[group], e.flows[group]
-    survival = -background * mean_hops(e)[e.group_set[group]]
-    dropped = np.log(-np.expm1(survival))
-    miss, hit = np.log1p(-np.minimum(share, 1 - 1e-12)), np.log(share)
-    heavy_flows = by_element(flows * share * (k > 0.1 * n), element)
-    hit_share = np.clip(heavy_flows / np.maximum(known_flows + by_element(flows * share, element), 1), 1e-6, 0.99)
+    def _by_set(self, weights: Floats) -> Floats:
+        sets = len(self._evidence.set_ptr) - 1
+        return np.bincount(self._evidence.group_set, weights=weights, minlength=sets).astype(np.float64)
 
-    score, healthy = np.zeros(count), np.zeros(count)
-    for rate in np.geomspace(tolerated, RATE_MAX, 12):
-        log_through = np.log1p(-rate)
-        s = survival + log_through
-        gain = k * (np.log(-np.expm1(s)) - dropped) + (n - k) * log_through
-        through = np.logaddexp(pool_miss, np.log(pool_share) + pool_mean * log_through)
-        total = known_sent * log_through + by_element(flows * np.logaddexp(miss, hit + gain), element)
-        total += by_element(pool_flows * through, pool_element)
-        if rate <= tolerated * 1.0001:
-            healthy = np.maximum(total, 0)
-        score = np.maximum(score, total)
-    has_heavy = np.flatnonzero(heavy_flows > 0)
-    if len(has_heavy):
-        f = hit_share[element]
-        for rate in _SHARED_RATES:
-            log_through = np.log1p(-rate)
-            gain = k * (np.log(-np.expm1(survival + log_through)) - dropped) + (n - k) * log_through
-            total = by_element(flows * np.logaddexp(np.log1p(-f * share), np.log(f * share) + gain), element)
-            total += known_flows * np.log1p(-hit_share)
-            score = np.maximum(score, np.where(heavy_flows > 0, total - SHARE_COST, 0.0))
-    return Scan(sent, lost, score - healthy, background)
+    def _by_element(self, weights: Floats, elements: Ints) -> Floats:
+        return np.bincount(elements, weights=weights, minlength=self._count).astype(np.float64)
+
+    def beside(self, unexplained: Floats, caps: Floats) -> tuple[Floats, Floats]:
+        """Score of each element (nats, an approximate upper bound) and the losses left for it.
+
+        `unexplained` losses and the most that a better explanation may gain (`caps`, nats a flow) are per group:
+        what known suspects explain is no evidence against others.
+        """
+        flows, cap = self._evidence.flows[self._group], caps[self._group]
+        lost = self._by_element(unexplained[self._group] * flows * self._share, self._element)
+        miss, hit = np.log1p(-np.minimum(self._share, 1 - 1e-12)), np.log(self._share)
+        score, healthy = np.zeros(self._count), np.zeros(self._count)
+        shared = self._hit_share[self._element] * self._share
+        has_heavy = bool(np.any(self._heavy > 0))
+        for rate, gain in zip(self._rates, self._gains, strict=True):
+            through = np.log1p(-rate)
+            pool = np.logaddexp(np.log1p(-self._pool_share), np.log(self._pool_share) + self._pool_mean * through)
+            total = self._known_sent * through
+            total += self._by_element(self._pool_flows * pool, self._pool_element)
+            total += self._by_element(flows * np.minimum(np.logaddexp(miss, hit + gain), cap), self._element)
+            if rate == self._rates[0]:
+                healthy = np.maximum(total, 0)
+            score = np.maximum(score, total)
+            if has_heavy and rate >= SHARE_RATES:
+                gains = np.minimum(np.logaddexp(np.log1p(-shared), np.log(shared) + gain), cap)
+                total = self._by_element(flows * gains, self._element) + self._known_flows * np.log1p(-self._hit_share)
+                score = np.maximum(score, np.where(self._heavy > 0, total - SHARE_COST, 0.0))
+        return score - healthy, lost
