@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     )
     parts = plan(settings, args.bind, Path(args.state), args.config)
     show = json_line if args.json else text_line
-    return asyncio.run(supervise(parts, lambda part, line: print(show(part, line), flush=True)))
+    return asyncio.run(supervise(parts, welcome(parts), lambda part, line: print(show(part, line), flush=True)))
 
 
 def plan(settings: Settings, bind: str, state: Path, config: str | None) -> list[Part]:
@@ -130,8 +130,11 @@ def _check_free(host: str, port: int) -> None:
 # ---------------------------------------------------------------- running them
 
 
-async def supervise(parts: Sequence[Part], emit: Callable[[str, str], None]) -> int:
-    """Start the parts in order, each once the one before accepts connections; stop all when one ends or on a signal."""
+async def supervise(parts: Sequence[Part], greeting: str, emit: Callable[[str, str], None]) -> int:
+    """Start the parts in order, each once the one before accepts connections; stop all when one ends or on a signal.
+
+    `emit(part, line)` gets their output, and `greeting` once all run. Returns 0, or 4 if a part ended by itself.
+    """
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -160,7 +163,7 @@ async def supervise(parts: Sequence[Part], emit: Callable[[str, str], None]) -> 
             if stop.is_set() or any(e.done() for e in ends):
                 break
         else:
-            emit("up", _welcome(parts))
+            emit("up", greeting)
             await asyncio.wait({stopped, *ends}, return_when=asyncio.FIRST_COMPLETED)
         dead = [name for end, name in ends.items() if end.done()]
         if dead and not stop.is_set():
@@ -228,7 +231,8 @@ def _die_with_parent() -> None:
 # ---------------------------------------------------------------- printing
 
 
-def _welcome(parts: Sequence[Part]) -> str:
+def welcome(parts: Sequence[Part]) -> str:
+    """What runs where, and what to do next."""
     broker, controller = parts[0], parts[1]
     kind = (
         "mosquitto"

@@ -6,6 +6,7 @@ import argparse
 import importlib
 import os
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -150,9 +151,9 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader has gone (`pingmesh incidents | head`); the rest is for nobody.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(Exit.HEALTHY)
+        # The reader has gone (`pingmesh incidents | head`); the rest is for nobody. Not 0: no verdict was delivered.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for the interpreter's last flush
+        return 128 + signal.SIGPIPE
     except Exception as error:
         for cls in type(error).__mro__:
             if (known := USER_ERRORS.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:

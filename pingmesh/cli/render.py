@@ -6,6 +6,8 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pingmesh.cli.evidence import evidence_lines, value_text
+
 Json = Mapping[str, Any]
 
 SYMPTOMS = {
@@ -222,7 +224,7 @@ def diagnosis_lines(diagnosis: Json, hosts: Sequence[str], now: datetime.datetim
         body += [f"{i['component']}:", *(f"  {x}" for x in told)] if told and len(incidents) > 1 else told
     coverage = diagnosis.get("coverage")
     if coverage is not None and not isinstance(coverage, (list, str)):
-        body += [f"coverage: {_value(coverage)}"]
+        body += [f"coverage: {value_text(coverage)}"]
     lines += ["", "Evidence", *(f"  {x}" for x in body)] if body else []
     if findings := diagnosis.get("findings"):
         lines += ["", "Also noticed (no fault of the fabric)", *(f"  {f['subject']}: {f['text']}" for f in findings)]
@@ -230,36 +232,3 @@ def diagnosis_lines(diagnosis: Json, hosts: Sequence[str], now: datetime.datetim
         steps = [steps] if isinstance(steps, str) else steps
         lines += ["", "What to do", *(f"  {n}. {s}" for n, s in enumerate(steps, 1))]
     return lines
-
-
-def evidence_lines(evidence: object) -> list[str]:
-    """Sentences as they are; a mapping as `name: value` with its names made readable."""
-    if not evidence:
-        return []
-    if isinstance(evidence, str):
-        return [evidence]
-    if isinstance(evidence, Mapping):
-        return [line for k, v in evidence.items() for line in _named(str(k).replace("_", " "), v)]
-    if isinstance(evidence, Iterable):
-        return [line for e in evidence for line in (evidence_lines(e) if isinstance(e, str) else [_value(e)])]
-    return [str(evidence)]
-
-
-def _named(name: str, value: object) -> list[str]:
-    if value is None or value == [] or value == {}:
-        return []
-    if isinstance(value, (list, tuple)) and any(isinstance(v, (Mapping, str)) and len(str(v)) > 20 for v in value):
-        return [f"{name}:", *(f"  {_value(v)}" for v in value)]
-    return [f"{name}: {_value(value)}"]
-
-
-def _value(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ", ".join(f"{str(k).replace('_', ' ')} {_value(v)}" for k, v in value.items() if v is not None)
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_value, value))
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:.4g}"
-    return str(value)

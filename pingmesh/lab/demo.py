@@ -13,9 +13,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 from pingmesh.cli import render
+from pingmesh.cli.evidence import evidence_lines
 from pingmesh.lab.client import Lab
 from pingmesh.lab.faults.draw import random_spec
 from pingmesh.lab.judge import judge
+from pingmesh.lab.namespaces import LabError
 
 HELP = (
     "Build a fabric of 8 switches and 16 hosts on this machine, watch it for a healthy minute, then break something at "
@@ -31,6 +33,8 @@ CLOSED_WITHIN_S = 60.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `pingmesh lab demo`."""
+    parser.description = HELP
+    parser.epilog = "example: pingmesh lab demo --faults 4"
     parser.add_argument("--faults", type=int, default=4, help="how many faults (default 4)")
     parser.add_argument(
         "--healthy", type=float, default=45, metavar="SECONDS", help="length of the healthy part (default 45)"
@@ -52,8 +56,8 @@ class Round:
     why: str
 
 
-class NotReadyError(RuntimeError):
-    """The lab did not come up: agents missing or links not covered."""
+class NotReadyError(LabError):
+    """The lab did not come up: agents missing, links not covered, or something named from the start."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     started = time.monotonic()
     demo = Demo(out)
     demo.say(f"building 4 leaves, 4 spines, 16 hosts in network namespaces (faults drawn with --seed {seed})")
-    with Lab.up(leaves=4, spines=4, hosts_per_leaf=4, rnics_per_host=1) as lab:
+    with Lab.up(progress=demo.say, leaves=4, spines=4, hosts_per_leaf=4, rnics_per_host=1) as lab:
         demo.wait_ready(lab)
         false_alarms = demo.watch(lab, args.healthy)
         rng = random.Random(seed)
@@ -97,22 +101,10 @@ class Demo:
 
     def wait_ready(self, lab: Lab) -> None:
         """Until every agent is online and every directed switch link is walked at its rate. Raises NotReadyError."""
-        hosts = len(lab.topology.hosts)
-        last = ""
-
-        def ready() -> bool:
-            nonlocal last
-            status = lab.status()
-            line = f"agents {render.agents(status.get('agents'))}, coverage {render.percent(status.get('coverage'))}"
-            if line != last:
-                self.say(f"starting: {line}")
-                last = line
-            return online(status) >= hosts and (status.get("coverage") or 0) >= 0.99 and bool(status.get("healthy"))
-
-        if not until(ready, READY_WITHIN_S, 0.5):
-            raise NotReadyError(
-                f"the lab was not ready within {READY_WITHIN_S:.0f} s: {last}; see its logs in {lab.directory}"
-            )
+        if not lab.wait_ready(READY_WITHIN_S, self.say) or not until(
+            lambda: bool(lab.status().get("healthy")), READY_WITHIN_S, 0.5
+        ):
+            raise NotReadyError(f"the lab was not ready and healthy within {READY_WITHIN_S:.0f} s")
 
     def watch(self, lab: Lab, seconds: float) -> int:
         """The healthy part; returns the number of false alarms."""
@@ -150,7 +142,7 @@ class Demo:
         verdict = render.sentence(shown) if shown else "no incident"
         seconds = _seconds_between(truth, shown) if shown else None
         self.say(f"  verdict: {verdict}" + (f", after {seconds:.1f} s" if seconds is not None else ""))
-        for line in render.evidence_lines(shown.get("evidence") if shown else None)[:6]:
+        for line in evidence_lines(shown.get("evidence") if shown else None)[:6]:
             self.say(f"           {line}")
         self.say(f"  truth:   {describe(truth)}")
         self.say(f"  {'RIGHT' if judgement.right else 'WRONG: ' + judgement.why}")
@@ -193,7 +185,7 @@ def describe(truth: dict[str, Any]) -> str:
     return f"{render.subject(truth)}: {truth['symptom']}{fault}"
 
 
-def _seconds_between(truth: dict[str, Any], incident: dict[str, Any]) -> float | None:
+def _seconds_between(truth: render.Json, incident: render.Json) -> float | None:
     injected, opened = render.parse_time(truth["injected_at"]), render.parse_time(incident["opened_at"])
     return (opened - injected).total_seconds() if injected and opened else None
 
