@@ -156,6 +156,18 @@ _rate = _typed(parse_rate, "rate")
 _seconds = _typed(parse_seconds, "seconds")
 
 
+_EXAMPLES = {
+    "link": "leaf1 spine2 --loss 30% --direction forward",
+    "rnic": "h3/rnic0 --down",
+    "switch": "spine1 --loss 100%",
+    "host": "h7 --starve 20",
+    "agent": "h7 --kill",
+    "broker": "--restart",
+    "controller": "--restart",
+    "analyzer": "--restart",
+}
+
+
 def add_fault_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `pingmesh lab fault add`; `spec_from_args` reads them."""
     kinds = parser.add_subparsers(dest="fault_target", metavar="WHAT", required=True, parser_class=type(parser))
@@ -214,6 +226,9 @@ def add_fault_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("broker", "controller", "analyzer"):
         p = kinds.add_parser(name, help=f"the {name}: restart")
         p.add_argument("--restart", action="store_true", required=True, help="stop it and start it again")
+
+    for name, example in _EXAMPLES.items():
+        kinds.choices[name].epilog = f"example: pingmesh lab fault add {name} {example}"
 
 
 def _action(args: argparse.Namespace) -> Action:
