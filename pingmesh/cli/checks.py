@@ -208,12 +208,19 @@ def broker(settings: Settings, role: Role | None) -> Check:
 
 
 def api(controller: str, role: Role | None) -> Check:
-    """Whether the controller answers."""
-    from controller.client import ControllerUnreachableError, get
+    """Whether the controller answers, and hears the analyzer."""
+    from pingmesh.cli import ask
 
     try:
-        get(controller, "/-/healthy")
-    except ControllerUnreachableError as error:
+        status = ask.get(controller, "/status")
+    except ConnectionError as error:
         state: State = "failed" if role == "server" else "warning"
-        return Check("controller", state, str(error).splitlines()[0], "start it (pingmesh up) or name it: --controller")
-    return Check("controller", "ok", f"{controller} answers")
+        return Check(
+            "controller",
+            state,
+            f"{controller}: {error.__cause__ or error}",
+            "start it (pingmesh up) or name it: --controller",
+        )
+    if not (status.get("analyzer") or {}).get("alive"):
+        return Check("controller", "warning", f"{controller} answers, but hears no analyzer", "start the analyzer")
+    return Check("controller", "ok", f"{controller} answers, the analyzer is alive")

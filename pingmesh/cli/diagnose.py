@@ -26,7 +26,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `pingmesh diagnose`."""
     parser.add_argument("--hosts", required=True, metavar="H1,H2", help="hosts as named in the topology")
     parser.add_argument(
-        "--since", metavar="SPAN", default="10m", help="how far to look back (90s, 10m, 2h; default 10m)"
+        "--since",
+        metavar="WHEN",
+        default="10m",
+        help="how far to look back: an age (90s, 10m, 2h; default 10m) or an RFC 3339 time",
     )
     add_controller_argument(parser)
 
@@ -36,8 +39,6 @@ def run(args: argparse.Namespace) -> int:
     hosts = [h.strip() for h in args.hosts.split(",") if h.strip()]
     if not hosts:
         raise ConfigError("--hosts: names no host; write for example --hosts h1,h14.")
-    answer = ask.get(
-        controller_address(args.controller), "/diagnose", hosts=",".join(hosts), since=ask.span(args.since)
-    )
+    answer = ask.get(controller_address(args.controller), "/diagnose", hosts=",".join(hosts), since=args.since)
     print(json.dumps(answer, indent=2) if args.json else "\n".join(render.diagnosis_lines(answer, hosts, ask.now())))
     return CODES[answer["verdict"]]

@@ -20,7 +20,9 @@ POLL_S = 0.5
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of `pingmesh incidents`."""
     parser.add_argument("--state", choices=("open", "closed", "all"), default="all", help="default: all")
-    parser.add_argument("--since", metavar="SPAN", help="only those open within the last SPAN (10m, 2h, 1d)")
+    parser.add_argument(
+        "--since", metavar="WHEN", help="only those open since then: an age (10m, 2h, 1d) or an RFC 3339 time"
+    )
     parser.add_argument(
         "--follow",
         action="store_true",
@@ -34,10 +36,9 @@ def run(args: argparse.Namespace) -> int:
     address = controller_address(args.controller)
     # Whoever follows wants to see the closing too.
     state = None if args.state == "all" or args.follow else args.state
-    seconds = ask.span(args.since) if args.since else None
 
     def fetch() -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = ask.get(address, "/incidents", state=state, since=seconds)
+        found: list[dict[str, Any]] = ask.get(address, "/incidents", state=state, since=args.since)
         return found
 
     if args.follow:

@@ -88,6 +88,7 @@ USER_ERRORS = {
     "topology.files.TopologyError": Exit.USAGE,
     "pingmesh.lab.namespaces.LabError": Exit.USAGE,
     "pingmesh.lab.faults.errors.FaultError": Exit.USAGE,
+    "controller.client.BadRequestError": Exit.USAGE,
     "controller.client.ControllerUnreachableError": Exit.INTERNAL,
 }
 

@@ -165,10 +165,20 @@ def status_lines(status: Json, now: datetime.datetime) -> list[str]:
     elif status.get("healthy"):
         lines = ["HEALTHY: no open incidents"]
     else:
-        lines = ["NOT KNOWN: not enough data yet" + (f" ({status['reason']})" if status.get("reason") else "")]
+        lines = [f"NOT KNOWN: not enough data ({why_unknown(status)})"]
     lines += [f"  {sentence(i)}, {since(i.get('opened_at'), now)}" for i in incidents]
     lines += [f"  {k:<9} {v}" for k, v in facts(status)]
     return lines
+
+
+def why_unknown(status: Json) -> str:
+    """Why there is no verdict, as far as the status tells."""
+    if not (status.get("analyzer") or {}).get("alive", True):
+        return "the controller does not hear the analyzer"
+    counts = status.get("agents")
+    if isinstance(counts, Mapping) and not counts.get("online"):
+        return "no agent is online"
+    return "the first results have yet to come in"
 
 
 def facts(status: Json) -> list[tuple[str, str]]:
@@ -189,12 +199,16 @@ def facts(status: Json) -> list[tuple[str, str]]:
 
 
 def agents(value: object) -> str:
-    """`15 of 16 online (1 died)` from counts by state, or the number as it is."""
+    """`14 of 16 online; died: h3; silent: h9`."""
     if not isinstance(value, Mapping):
-        return str(value) if value is not None else "unknown"
-    if "expected" in value:
-        return f"{value.get('online', 0)} of {value['expected']} online"
-    return ", ".join(f"{n} {state}" for state, n in value.items()) or "none"
+        return "unknown"
+    of = f" of {value['expected']}" if "expected" in value else ""
+    away = [
+        f"; {state}: {', '.join(hosts[:5])}" + (f" and {len(hosts) - 5} more" if len(hosts) > 5 else "")
+        for state, hosts in value.items()
+        if isinstance(hosts, (list, tuple)) and hosts
+    ]
+    return f"{value.get('online', 0)}{of} online" + "".join(away)
 
 
 # ---------------------------------------------------------------- diagnose

@@ -117,7 +117,7 @@ class Demo:
             opened |= {str(i["id"]) for i in lab.incidents()}
             rtt = ", ".join(f"{k} {v:.0f} µs" for k, v in (status.get("rtt_us") or {}).items()) or "not yet measured"
             self.say(
-                f"  agents {online(status)}, coverage {render.percent(status.get('coverage'))}, RTT {rtt}, "
+                f"  agents {render.agents(status.get('agents'))}, coverage {render.percent(status.get('coverage'))}, RTT {rtt}, "
                 f"incidents {status.get('open_incidents')}"
             )
         for incident in lab.incidents():

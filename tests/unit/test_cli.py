@@ -102,10 +102,10 @@ def test_status(api: Fake, capsys: pytest.CaptureFixture[str], status: dict[str,
 def test_diagnose(api: Fake, capsys: pytest.CaptureFixture[str], verdict: str, code: int) -> None:
     named = [INCIDENT] if code == 1 else []
     answer = {"verdict": verdict, "incidents": named, "findings": [], "coverage": None, "evidence": [], "next": []}
-    api({"/diagnose": answer}, hosts="h1,h14", since=120)
+    api({"/diagnose": answer}, hosts="h1,h14", since="2m")
     assert main.main(["diagnose", "--hosts", "h1, h14", "--since", "2m"]) == code
     assert ("link leaf1->spine2 loses every packet" in capsys.readouterr().out) == bool(named)
-    assert main.main(["diagnose", "--hosts", "h1,h14", "--since", "120s", "--json"]) == code
+    assert main.main(["diagnose", "--hosts", "h1,h14", "--since", "2m", "--json"]) == code
     assert json.loads(capsys.readouterr().out) == answer
 
 
@@ -144,24 +144,18 @@ def test_follow_waits_for_a_controller_that_restarts(
     assert capsys.readouterr().err.count("waiting for it") == 1
 
 
-@pytest.mark.parametrize("text", ["10", "m", "0s", "-1m", "1 h"])
-def test_bad_span(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["diagnose", "--hosts", "h1", f"--since={text}"]) == 2
-    assert "is no span of time" in capsys.readouterr().err
-
-
 def test_no_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["diagnose", "--hosts", " ,"]) == 2
     assert "names no host" in capsys.readouterr().err
 
 
 def test_unreachable_controller_is_no_fault(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("PINGMESH_CONTROLLER", f"unix:{tmp_path}/none.sock")
+    monkeypatch.setenv("PINGMESH_CONTROLLER", "http://127.0.0.1:1")
     assert main.main(["status"]) == 4
     error = capsys.readouterr().err
-    assert "none.sock" in error
+    assert "the controller at http://127.0.0.1:1 cannot be reached" in error
     assert "Traceback" not in error
 
 

@@ -6,8 +6,44 @@ from typing import Any
 import pytest
 
 from pingmesh.cli import render
+from pingmesh.cli.evidence import path_text
 
 NOW = datetime.datetime(2026, 3, 1, 14, 5, tzinfo=datetime.UTC)
+
+
+EVIDENCE: dict[str, Any] = {
+    "summary": "124 of 410 packets across leaf1--spine2 were lost",
+    "sent": 410,
+    "lost": 124,
+    "classes": {"small": {"sent": 400, "lost": 100}, "large": {"sent": 10, "lost": 24}},
+    "flows": [
+        {
+            "from": source,
+            "to": target,
+            "packets": packets,
+            "source_port": port,
+            "class": cls,
+            "path": path,
+            "sent": sent,
+            "lost": lost,
+        }
+        for source, target, packets, port, cls, path, sent, lost in (
+            ("h1/rnic0", "h2/rnic0", "probes", 49205, "small", ["h1/rnic0 tx", "h2/rnic0 rx"], 90, 0),
+            (
+                "h1/rnic0",
+                "h14/rnic0",
+                "probes",
+                49203,
+                "small",
+                ["h1/rnic0 tx", "leaf1->spine2", "spine2->leaf4", "h14/rnic0 rx"],
+                100,
+                31,
+            ),
+            ("h14/rnic0", "h1/rnic0", "ACKs", 49204, "large", None, 10, 3),
+        )
+    ],
+    "stalls": 3,
+}
 
 
 def incident(**changes: Any) -> dict[str, Any]:
@@ -62,7 +98,7 @@ def test_sentence(changes: dict[str, Any], text: str) -> None:
 def test_diagnosis_answer_first_then_evidence_then_what_to_do() -> None:
     answer = {
         "verdict": "network",
-        "incidents": [incident(alternatives=["leaf1"], evidence={"sent": 410, "lost": 124})],
+        "incidents": [incident(alternatives=["leaf1"], evidence=EVIDENCE)],
         "findings": [{"subject": "h9/rnic3", "text": "is not in the topology", "kind": "not_in_topology"}],
         "coverage": {"share": 1.0},
         "evidence": ["h1 could not reach h14 over leaf1->spine2->leaf4"],
@@ -74,8 +110,15 @@ def test_diagnosis_answer_first_then_evidence_then_what_to_do() -> None:
         "",
         "Evidence",
         "  h1 could not reach h14 over leaf1->spine2->leaf4",
-        "  sent: 410",
-        "  lost: 124",
+        "  124 of 410 packets across leaf1--spine2 were lost",
+        "  could not reach, or lost packets:",
+        "    h1/rnic0 -> h14/rnic0  31 of 100 probes lost, over leaf1->spine2->leaf4, source port 49203",
+        "    h14/rnic0 -> h1/rnic0  3 of 10 large ACKs lost, path not known, source port 49204",
+        "  got through:",
+        "    h1/rnic0 -> h2/rnic0  0 of 90 probes lost, inside one ToR, source port 49205",
+        "  class small: sent 400, lost 100",
+        "  class large: sent 10, lost 24",
+        "  stalls: 3",
         "  coverage: share 1",
         "",
         "Also noticed (no fault of the fabric)",
@@ -103,13 +146,13 @@ def test_status() -> None:
     status: dict[str, Any] = {
         "healthy": True,
         "coverage": 0.998,
-        "agents": {"online": 15, "died": 1},
+        "agents": {"expected": 16, "online": 15, "died": ["h3"], "silent": []},
         "open_incidents": 0,
         "rtt_us": {"p50": 21.4, "p99": 50.0},
     }
     lines = render.status_lines(status, NOW)
     assert lines[0] == "HEALTHY: no open incidents"
-    assert "  agents    15 online, 1 died" in lines
+    assert "  agents    15 of 16 online; died: h3" in lines
     assert "  coverage  99.8 % of directed switch links walked at their rate" in lines
     assert "  RTT       p50 21 µs, p99 50 µs" in lines
     broken = render.status_lines({**status, "open_incidents": 1, "incidents": [incident()]}, NOW)
@@ -117,7 +160,13 @@ def test_status() -> None:
         "BROKEN: 1 open incident",
         "  link leaf1->spine2 loses 30 % (27-34 %) of packets, since 14:03:07 UTC (113 s ago)",
     ]
-    assert render.status_lines({**status, "healthy": False}, NOW)[0].startswith("NOT KNOWN")
+    for changes, why in (
+        ({}, "the first results have yet to come in"),
+        ({"agents": {"online": 0}}, "no agent is online"),
+        ({"analyzer": {"alive": False}}, "the controller does not hear the analyzer"),
+    ):
+        unknown = render.status_lines({**status, "healthy": False, **changes}, NOW)
+        assert unknown[0] == f"NOT KNOWN: not enough data ({why})"
     assert "  coverage  no switch links" in render.status_lines({**status, "coverage": None}, NOW)
 
 
@@ -148,6 +197,10 @@ def test_percent(share: float | None, text: str) -> None:
 def test_since_another_day_and_unknown() -> None:
     assert render.since("2026-02-27T14:05:00Z", NOW) == "since 2026-02-27 14:05:00 UTC (2 days ago)"
     assert render.since("yesterday", NOW) == ""
+
+
+def test_path_over_parallel_cables_keeps_ports() -> None:
+    assert path_text(["leaf1:p1->spine2:q1", "spine2:q9->leaf4:p2"]) == "over leaf1:p1->spine2:q1->leaf4:p2"
 
 
 def test_evidence_lists_and_mappings() -> None:
