@@ -32,6 +32,8 @@ class Rig:
     """2 leaves, 2 spines, 2 hosts a leaf (h1, h2 under leaf1), with `sleep` where agents would be."""
 
     def __init__(self, family: int) -> None:
+        # The names of namespaces live in /run: the machine's own stay as they are.
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
         self.topology = leaf_spine(2, 2, 2, 1, family=family)
         self.fabric = Fabric(self.topology, NamespaceHosts())
         self.fabric.build()
@@ -180,8 +182,7 @@ class Rig:
 
 
 async def main() -> None:
-    subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run"], check=True)
-    rig = Rig(int(sys.argv[1]))
+    rig = await asyncio.to_thread(Rig, int(sys.argv[1]))
     await rig.start()
     print(json.dumps({"ok": "ready"}), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):

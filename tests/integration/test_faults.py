@@ -23,8 +23,10 @@ class Rig:
         script = Path(__file__).with_name("fault_rig.py")
         user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
         self._child = subprocess.Popen(
-            ["unshare", *user, "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-            + [sys.executable, str(script), str(family)],
+            [
+                *("unshare", *user, "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"),
+                *(sys.executable, str(script), str(family)),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -58,9 +60,12 @@ class Rig:
         self._child.stdout.close()
 
 
-@pytest.fixture(scope="module", params=[4, 6], ids=["ipv4", "ipv6"])
+both_families = pytest.mark.parametrize("shared", [4, 6], ids=["ipv4", "ipv6"], indirect=True)
+
+
+@pytest.fixture(scope="module")
 def shared(request: pytest.FixtureRequest) -> Iterator[tuple[Rig, dict[str, list[str]]]]:
-    rig = Rig(request.param)
+    rig = Rig(getattr(request, "param", 4))
     # Neighbours resolve and linkwatch settles before the state counts as that of a healthy fabric.
     rig("send", src="h1", dst="h3")
     rig("send", src="h3", dst="h1")
@@ -97,12 +102,14 @@ def dropped(rig: Rig) -> dict[str, dict[str, int]]:
     return fault["counters"]
 
 
+@both_families
 def test_black_hole_takes_all_of_its_flows_and_counts_them(rig: Rig) -> None:
     truth = rig.add("link leaf1 spine1 --loss 100% --direction forward")
     assert (truth["component"], truth["direction"]) == ("leaf1--spine1", "leaf1->spine1")
     out = rig("send", src="h1", dst="h3")
     assert set(out["by_flow"]) == {0, 10}
-    assert dropped(rig) == {"leaf1->spine1": {"dropped": n, "probes": n} for n in [out["sent"] - out["received"]]}
+    lost = out["sent"] - out["received"]
+    assert dropped(rig) == {"leaf1->spine1": {"dropped": lost, "probes": lost}}
     assert rig("send", src="h3", dst="h1")["received"] == 320
 
 
@@ -114,6 +121,7 @@ def test_reverse_is_the_other_direction(rig: Rig) -> None:
     assert dropped(rig)["spine1->leaf1"]["probes"] == out["sent"] - out["received"]
 
 
+@both_families
 def test_loss_both_ways_is_a_share(rig: Rig) -> None:
     rig.add("link leaf1 spine1 --loss 30%")
     lost = {}
@@ -136,6 +144,7 @@ def test_tracers_packets_are_dropped_but_are_no_probes(rig: Rig) -> None:
     assert counts["probes"] == 0
 
 
+@both_families
 def test_share_of_flows_takes_whole_5_tuples(rig: Rig) -> None:
     rig.add("rnic h3/rnic0 --loss 1%")  # something else on the way must not matter to what is picked
     rig("clear")
@@ -156,6 +165,7 @@ def test_only_large_packets(rig: Rig) -> None:
     assert dropped(rig)["leaf1->spine1"]["probes"] == out["sent"] - out["received"] > 0
 
 
+@both_families
 def test_length_is_that_of_the_whole_packet(rig: Rig) -> None:
     rig.add("link leaf1 spine1 --larger-than 1000 --direction forward")
     rig.add("link leaf1 spine2 --larger-than 1000 --direction forward")
@@ -164,6 +174,7 @@ def test_length_is_that_of_the_whole_packet(rig: Rig) -> None:
     assert rig("send", src="h1", dst="h3", size=1001 - header)["received"] == 0
 
 
+@both_families
 def test_only_one_class(rig: Rig) -> None:
     assert rig.add("link leaf1 spine1 --dscp 26 --direction forward")["symptom"] == "class_drop"
     assert rig("send", src="h1", dst="h3", dscp=0)["received"] == 320
@@ -171,6 +182,7 @@ def test_only_one_class(rig: Rig) -> None:
     assert dropped(rig)["leaf1->spine1"]["probes"] == out["sent"] - out["received"] > 0
 
 
+@both_families
 @pytest.mark.parametrize("way", ["rx", "tx", "both"])
 def test_rnic_loses_what_it_sends_or_receives(rig: Rig, way: str) -> None:
     assert rig("ping", src="h1", dst="h2") == 5
@@ -189,6 +201,7 @@ def test_switch_drops_each_packet_at_most_once(rig: Rig) -> None:
     assert dropped(rig)["both"]["probes"] == out["sent"] - out["received"]
 
 
+@both_families
 def test_down_is_rerouted_at_the_near_end_at_once_and_far_away_after_the_delay(rig: Rig) -> None:
     rig.add("link leaf1 spine1 --down --reroute 1500")
     assert rig("send", src="h1", dst="h3", count=2)["received"] == 64
@@ -214,6 +227,7 @@ def test_flap_goes_down_and_up_in_turn(rig: Rig) -> None:
     assert seen == {True, False}
 
 
+@both_families
 def test_congestion_delays_and_does_not_drop(rig: Rig) -> None:
     before = rig("rtt", src="h1", dst="h3")
     assert before["lost"] == 0
@@ -229,6 +243,7 @@ def test_congestion_delays_and_does_not_drop(rig: Rig) -> None:
     assert max(rig("rtt", src="h1", dst="h3")["medians"]) < 5
 
 
+@both_families
 def test_spine_down_is_routed_around_and_leaf_down_is_not(rig: Rig) -> None:
     rig.add("switch spine1 --down")
     rig("sleep", seconds=1.2)
@@ -279,6 +294,7 @@ def test_agent_faults(rig: Rig) -> None:
     assert [rig("agents")[f"agent:h{i}"] for i in (1, 2, 3)] == ["running", "stopped", "running"]
 
 
+@both_families
 def test_overlapping_faults_are_taken_back_one_by_one(rig: Rig) -> None:
     link = rig.add("link leaf1 spine1 --down")
     switch = rig.add("switch spine1 --down")
@@ -295,7 +311,7 @@ def test_overlapping_faults_are_taken_back_one_by_one(rig: Rig) -> None:
 
 def test_the_same_part_is_not_broken_twice(rig: Rig) -> None:
     rig.add("link leaf1 spine1 --loss 10%")
-    with pytest.raises(RuntimeError, match="leaf1--spine1 already has a fault .*clear it first"):
+    with pytest.raises(RuntimeError, match=r"leaf1--spine1 already has a fault .*clear it first"):
         rig.add("link spine1 leaf1 --down")
 
 
