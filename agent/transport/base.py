@@ -36,7 +36,8 @@ class Receiver(Protocol):
     def receive(self, payload: memoryview, source: str, qpn: int, sport: int, dscp: int, ttl: int, rx_ns: int) -> None:
         """One packet; `payload` is valid during the call only.
 
-        `source` and `qpn` say who sent it. `sport` is 0 and `ttl` -1 where the transport cannot see them. Must not raise.
+        `source` and `qpn` say who sent it. `sport` is 0 and `ttl` -1 where the transport cannot see them. Must not
+        raise.
         """
 
 
@@ -80,6 +81,9 @@ class Transport(Protocol):
         """Send a packet of a probe's very 5-tuple and BTH with a small TTL and a spoiled ICRC: nobody answers it
         but the hop at which it dies. Raises OSError, ValueError.
         """
+
+    def take_read_delay(self) -> int:
+        """Longest time in ns between a packet's receive stamp and its reading since the last call."""
 
     def source_port(self, sport: int) -> int:
         """The UDP source port a packet really leaves from when `sport` is asked for."""
