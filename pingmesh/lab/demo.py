@@ -117,8 +117,8 @@ class Demo:
             opened |= {str(i["id"]) for i in lab.incidents()}
             rtt = ", ".join(f"{k} {v:.0f} µs" for k, v in (status.get("rtt_us") or {}).items()) or "not yet measured"
             self.say(
-                f"  agents {render.agents(status.get('agents'))}, coverage {render.percent(status.get('coverage'))}, RTT {rtt}, "
-                f"incidents {status.get('open_incidents')}"
+                f"  agents {render.agents(status.get('agents'))}, "
+                f"coverage {render.percent(status.get('coverage'))}, RTT {rtt}, incidents {status.get('open_incidents')}"
             )
         for incident in lab.incidents():
             self.say(f"  FALSE ALARM: {render.sentence(incident)}")
