@@ -13,7 +13,8 @@ from pingmesh.messages import Verdict
 
 HOST_SYMPTOMS = frozenset({"host_down", "agent_down", "cpu_overload"})
 FLAPPING = frozenset({"link_down", "blackhole", "rnic_down", "flap"})
-FLAP_GAP_NS = SECOND
+FLAP_GAP_NS = 3 * SECOND
+"""A down that is only looked at once a second is still one down."""
 FLAP_MEMORY_NS = 120 * SECOND
 LOOKS_UNSURE = 3
 """Evaluations with new evidence before an ambiguous or unsettled verdict opens all the same."""
@@ -87,14 +88,13 @@ class Tracker:
     def _refresh(self, track: Track, v: Verdict, elements: frozenset[str], now: int) -> None:
         old = track.verdict
         track.last_seen = now
+        if track.phase is not Phase.OPEN or not _is_vaguer(v, old):
+            if old.symptom == "flap" and v.symptom in FLAPPING:
+                v = msgspec.structs.replace(v, symptom="flap")
+            track.verdict = msgspec.structs.replace(v, since_ns=min(old.since_ns or v.since_ns, v.since_ns))
+            track.elements = elements
         if v.symptom in HOST_SYMPTOMS or v.symptom in ("link_down", "switch_down", "rnic_down"):
             self.bad(track, now)
-        if track.phase is Phase.OPEN and _is_vaguer(v, old):
-            return
-        if old.symptom == "flap" and v.symptom in FLAPPING:
-            v = msgspec.structs.replace(v, symptom="flap")
-        track.verdict = msgspec.structs.replace(v, since_ns=min(old.since_ns or v.since_ns, v.since_ns))
-        track.elements = elements
 
     def _absorb(self, track: Track, now: int) -> None:
         """A larger component's verdict takes the place of its parts' that opened just before."""

@@ -1,0 +1,106 @@
+"""Opening and closing incidents: hysteresis, refinement, flaps, and going on after a restart."""
+
+import pytest
+
+from pingmesh.analyzer.tracker import Phase, Tracker
+from pingmesh.messages import Verdict
+
+S = 10**9
+LINK = {"leaf1--spine1": frozenset({"leaf1->spine1", "spine1->leaf1"})}
+SWITCH = {"spine1": frozenset({"leaf1->spine1", "spine1->leaf1", "leaf2->spine1", "spine1->leaf2"})}
+
+
+def link(symptom: str = "drop", confidence: float = 0.99, direction: str = "leaf1->spine1") -> Verdict:
+    return Verdict(
+        component="leaf1--spine1", component_type="link", direction=direction, symptom=symptom, confidence=confidence
+    )
+
+
+@pytest.fixture
+def tracker() -> Tracker:
+    return Tracker(0.95, 20 * S)
+
+
+def names(verdicts: list[Verdict]) -> list[str]:
+    return [v.component for v in verdicts]
+
+
+def test_a_sure_verdict_opens_at_once(tracker: Tracker) -> None:
+    assert names(tracker.update([link()], LINK, set(), 0, True)) == ["leaf1--spine1"]
+    assert names(tracker.update([link()], LINK, set(), S, True)) == [], "it opens once"
+
+
+def test_an_unsure_verdict_waits_for_more_evidence_not_for_time(tracker: Tracker) -> None:
+    unsure = link(confidence=0.5)
+    for t in range(10):
+        assert not tracker.update([unsure], LINK, set(), t * S // 10, new_look=t == 0)
+    assert not tracker.update([unsure], LINK, set(), 2 * S, True)
+    assert names(tracker.update([unsure], LINK, set(), 3 * S, True)) == ["leaf1--spine1"]
+
+
+def test_a_doubt_that_passes_is_forgotten(tracker: Tracker) -> None:
+    tracker.update([link(confidence=0.5)], LINK, set(), 0, True)
+    tracker.update([], {}, set(), 3 * S, True)
+    assert not tracker.tracks
+
+
+def test_it_closes_by_evidence_after_its_time(tracker: Tracker) -> None:
+    tracker.update([link()], LINK, set(), 0, True)
+    assert tracker.close(lambda t: True, 10 * S) == []
+    assert tracker.close(lambda t: False, 30 * S) == [], "not enough clean evidence: it stays open"
+    assert tracker.close(lambda t: True, 30 * S) == ["leaf1--spine1"]
+    assert tracker.closed(31 * S) == ["leaf1--spine1"]
+    assert tracker.closed(60 * S) == []
+
+
+def test_new_losses_keep_it_open(tracker: Tracker) -> None:
+    tracker.update([link()], LINK, set(), 0, True)
+    tracker.bad(tracker.open[0], 25 * S)
+    assert tracker.close(lambda t: True, 30 * S) == []
+
+
+def test_a_refinement_is_not_undone_by_a_vaguer_look(tracker: Tracker) -> None:
+    tracker.update([link()], LINK, set(), 0, True)
+    tracker.update([link("link_down", direction="both")], LINK, set(), S, True)
+    tracker.update([link()], LINK, set(), 2 * S, True)
+    (track,) = tracker.open
+    assert (track.verdict.symptom, track.verdict.direction) == ("link_down", "both")
+
+
+def test_a_switch_takes_the_place_of_its_links(tracker: Tracker) -> None:
+    tracker.update([link()], LINK, set(), 0, True)
+    down = Verdict(component="spine1", component_type="switch", symptom="switch_down", confidence=0.99)
+    tracker.update([down], SWITCH, set(), S, True)
+    assert names([t.verdict for t in tracker.open]) == ["spine1"]
+    assert tracker.closed(S) == ["leaf1--spine1"]
+
+
+def test_links_that_may_be_their_switch_wait(tracker: Tracker) -> None:
+    unsettled = {"leaf1--spine1"}
+    assert not tracker.update([link()], LINK, unsettled, 0, True)
+    assert not tracker.update([link()], LINK, unsettled, S, True)
+    assert tracker.update([link()], LINK, unsettled, 2 * S, True)
+
+
+def test_going_down_again_after_a_pause_is_a_flap(tracker: Tracker) -> None:
+    down = link("link_down", direction="both")
+    tracker.update([down], LINK, set(), 0, True)
+    tracker.update([down], LINK, set(), S // 2, True)
+    assert tracker.open[0].verdict.symptom == "link_down"
+    tracker.update([], {}, set(), 5 * S, True)
+    tracker.update([down], LINK, set(), 10 * S, True)
+    assert tracker.open[0].verdict.symptom == "flap"
+
+
+def test_a_partial_drop_is_never_a_flap(tracker: Tracker) -> None:
+    for t in range(0, 20, 4):
+        tracker.update([link()], LINK, set(), t * S, True)
+        tracker.bad(tracker.open[0], t * S)
+    assert tracker.open[0].verdict.symptom == "drop"
+
+
+def test_a_new_analyzer_goes_on_with_open_incidents(tracker: Tracker) -> None:
+    tracker.adopt(link(), LINK["leaf1--spine1"], 100 * S)
+    assert tracker.tracks["leaf1--spine1"].phase is Phase.OPEN
+    assert not tracker.update([link()], LINK, set(), 101 * S, True), "it is open already"
+    assert tracker.close(lambda t: True, 125 * S) == ["leaf1--spine1"]
