@@ -163,7 +163,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         for text in odd:
             print(f"{args.file}: warning: {text}")
-        print(f"{args.file}: ok, {_counts(t)}")
+        print(f"{args.file}: ok, {counts(t)}")
     return OK
 
 
@@ -182,11 +182,12 @@ def _run_generate(args: argparse.Namespace) -> int:
     except OSError as e:
         print(f"topology generate: {args.output} cannot be written ({e.strerror}); choose another -o", file=sys.stderr)
         return USAGE
-    print(f"{args.output}: {_counts(t)}")
+    print(f"{args.output}: {counts(t)}")
     return OK
 
 
-def _counts(t: Topology) -> str:
+def counts(t: Topology) -> str:
+    """`4 switches, 3 hosts, ...`: the size in words."""
     parts = [
         (len(t.switches), "switch", "switches"),
         (len(t.hosts), "host", "hosts"),
@@ -198,7 +199,7 @@ def _counts(t: Topology) -> str:
 
 
 def _show(t: Topology) -> str:
-    lines = [f"cluster {t.cluster}: {_counts(t)}"]
+    lines = [f"cluster {t.cluster}: {counts(t)}"]
     for i, part in enumerate(t.fabrics, 1):
         inside = [s for s in t.switches.values() if s.name in part]
         claim = names(sorted({s.fabric for s in inside if s.fabric}))
