@@ -115,10 +115,11 @@ class Demo:
             time.sleep(min(5.0, left))
             status = lab.status()
             opened |= {str(i["id"]) for i in lab.incidents()}
+            coverage = render.percent(status.get("coverage"))
             rtt = ", ".join(f"{k} {v:.0f} µs" for k, v in (status.get("rtt_us") or {}).items()) or "not yet measured"
             self.say(
                 f"  agents {render.agents(status.get('agents'))}, "
-                f"coverage {render.percent(status.get('coverage'))}, RTT {rtt}, incidents {status.get('open_incidents')}"
+                f"coverage {coverage}, RTT {rtt}, incidents {status.get('open_incidents')}"
             )
         for incident in lab.incidents():
             self.say(f"  FALSE ALARM: {render.sentence(incident)}")
