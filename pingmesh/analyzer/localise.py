@@ -341,7 +341,8 @@ def localise(
 
 
 def localise_evidence(evidence: Evidence, candidates: Sequence[Candidate], *, noise: float = 1e-4) -> list[Suspect]:
-    """`localise` on compiled evidence. The background is estimated with the suspects' losses taken out, twice."""
+    """`localise` on compiled evidence. The background is estimated with the suspects' losses taken out, until it
+    rests: the worst faults come out first, and the fainter ones once those no longer count as noise."""
     exposure = float(np.sum(evidence.sent * evidence.flows * mean_hops(evidence)[evidence.group_set]))
     if not np.any(evidence.lost) or not candidates:
         return []
@@ -351,11 +352,11 @@ def localise_evidence(evidence: Evidence, candidates: Sequence[Candidate], *, no
         # One loss at the floor rate as prior: little evidence must not make any loss incredible.
         return (lost + 1.0) / (exposure + 1.0 / floor)
 
-    rate = min(background(float(np.sum(evidence.lost * evidence.flows))), noise)
+    rate = background(float(np.sum(evidence.lost * evidence.flows)))
     chosen: list[_Chosen] = []
-    for _ in range(2):
+    for _ in range(4):
         search = _Search(evidence, candidates, rate, max(noise, 2.5 * rate))
-        chosen = search.settle(search.greedy([], search.choices))
+        chosen = search.settle(search.greedy([]))
         again = background(search.unexplained(chosen))
         if 0.7 < again / rate < 1.4:
             break
