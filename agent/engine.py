@@ -371,6 +371,10 @@ class Engine:
             )
         return out
 
+    def probes_sent(self) -> dict[str, int]:
+        """Probes that left, by device, since the RNIC's start."""
+        return {device: rnic.prober.sent for device, rnic in self._rnics.items()}
+
     # ------------------------------------------------------------ for the path tracer
 
     def own_flows(self, number: int | None = None) -> Iterator[TracedFlow]:

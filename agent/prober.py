@@ -64,6 +64,7 @@ class Prober:
         self.list_version = -1
         self.stray = 0
         """ACKs of no probe of ours that is still remembered, duplicates among them."""
+        self.sent = 0
         self.send_errors = 0
         self.next_ns = _NEVER
         """When `tick` wants to be called next."""
@@ -283,6 +284,7 @@ class Prober:
                 self._emit(messages.SEND_ERROR, flow, seq, now, 0, 0)
             return
         row.sent += 1
+        self.sent += 1
         flow.seen_ns = now
         record = Outstanding(flow, seq, now, row, confirmation)
         if tx_ns:
