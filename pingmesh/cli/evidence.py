@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Json = Mapping[str, Any]
 
-KNOWN = ("summary", "flows", "sent", "lost", "classes")
-"""What has a form of its own; `sent` and `lost` are in the summary's sentence already."""
+KNOWN = ("summary", "flows", "sent", "lost", "classes", "since", "missing", "hosts", "network_rtt_us")
+"""What has a form of its own here or in the answer; `sent` and `lost` are in the summary's sentence already."""
+SHOWN_BAD, SHOWN_GOOD = 4, 2
 
 
 def path_text(path: Sequence[str] | None) -> str:
@@ -41,8 +42,8 @@ def flow_lines(flows: Sequence[Json]) -> list[str]:
     """Those that lost packets, then those that did not."""
     bad = [f for f in flows if f["lost"]]
     good = [f for f in flows if not f["lost"]]
-    lines = ["could not reach, or lost packets:", *(f"  {flow_line(f)}" for f in bad)] if bad else []
-    return lines + (["got through:", *(f"  {flow_line(f)}" for f in good)] if good else [])
+    lines = ["could not reach, or lost packets:", *(f"  {flow_line(f)}" for f in bad[:SHOWN_BAD])] if bad else []
+    return lines + (["got through:", *(f"  {flow_line(f)}" for f in good[:SHOWN_GOOD])] if good else [])
 
 
 def _is_flow(value: object) -> bool:
@@ -62,13 +63,14 @@ def evidence_lines(evidence: object) -> list[str]:
         classes = evidence.get("classes")
         if isinstance(classes, Mapping) and len(classes) > 1:
             lines += [f"class {name}: {value_text(counts)}" for name, counts in classes.items()]
+        lines += [str(h) for h in evidence.get("hosts") or ()]
+        if rtt := evidence.get("network_rtt_us"):
+            lines.append("RTT on the network: " + ", ".join(f"{k} {v:.0f} µs" for k, v in rtt.items()))
         for k, v in evidence.items():
-            if k not in KNOWN or (k == "flows" and not flows):
+            if k not in KNOWN:
                 lines += _named(str(k).replace("_", " "), v)
         return lines
-    if isinstance(evidence, Iterable):
-        return [line for e in evidence for line in (evidence_lines(e) if isinstance(e, str) else [value_text(e)])]
-    return [str(evidence)]
+    return [value_text(evidence)]
 
 
 def _named(name: str, value: object) -> list[str]:

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pingmesh.cli.evidence import evidence_lines, value_text
+from pingmesh.cli.evidence import evidence_lines
 
 Json = Mapping[str, Any]
 
@@ -76,6 +76,15 @@ def since(text: object, now: datetime.datetime) -> str:
         return ""
     day = "" if at.date() == now.date() else f"{at:%Y-%m-%d} "
     return f"since {day}{at:%H:%M:%S} UTC ({duration((now - at).total_seconds())} ago)"
+
+
+def when(incident: Json, now: datetime.datetime) -> str:
+    """`since 14:03:07 UTC (41 s ago)`, or for one that is over `from ... to ...`."""
+    closed = parse_time(incident.get("closed_at"))
+    opened = since(incident.get("opened_at"), now)
+    if closed is None:
+        return opened
+    return f"{opened.replace('since', 'from', 1).partition(' UTC')[0]} to {closed:%H:%M:%S} UTC (over)"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -220,29 +229,44 @@ def diagnosis_lines(diagnosis: Json, hosts: Sequence[str], now: datetime.datetim
     incidents: Sequence[Json] = diagnosis.get("incidents") or []
     between = " and ".join(hosts) if len(hosts) <= 2 else ", ".join(hosts)
     head = VERDICTS.get(verdict, verdict.upper())
+    evidence: Json = diagnosis.get("evidence") or {}
     if incidents and verdict in ("network", "host"):
-        first = incidents[0]
-        sure = f"confidence {percent(first.get('confidence'))}"
-        lines = [f"{head}: {sentence(first)}, {since(first.get('opened_at'), now)}, {sure}"]
-        lines += [f"{'also':>{len(head)}}: {sentence(i)}, {since(i.get('opened_at'), now)}" for i in incidents[1:]]
+        lines = [f"{head}: {_told(incidents[0], now)}"]
+        lines += [f"{'also':>{len(head)}}: {_told(i, now)}" for i in incidents[1:]]
     elif verdict == "innocent":
         lines = [f"{head}: nothing is wrong on the fabric between {between}"]
     else:
-        lines = [f"{head}: no verdict about {between}"]
+        why = "; ".join(evidence.get("missing") or ()) or "too little was measured"
+        lines = [f"{head} about {between}: {why}"]
     for i in incidents:
         if i.get("alternatives"):
             lines.append(f"  The evidence cannot tell {i['component']} from {', '.join(i['alternatives'])}.")
-    body = evidence_lines(diagnosis.get("evidence"))
+    body: list[str] = []
     for i in incidents:
         told = evidence_lines(i.get("evidence"))
         body += [f"{i['component']}:", *(f"  {x}" for x in told)] if told and len(incidents) > 1 else told
-    coverage = diagnosis.get("coverage")
-    if coverage is not None and not isinstance(coverage, (list, str)):
-        body += [f"coverage: {value_text(coverage)}"]
+    body += evidence_lines(evidence)
+    if coverage := diagnosis.get("coverage"):
+        body.append(coverage_line(coverage))
     lines += ["", "Evidence", *(f"  {x}" for x in body)] if body else []
     if findings := diagnosis.get("findings"):
         lines += ["", "Also noticed (no fault of the fabric)", *(f"  {f['subject']}: {f['text']}" for f in findings)]
     if steps := diagnosis.get("next"):
-        steps = [steps] if isinstance(steps, str) else steps
         lines += ["", "What to do", *(f"  {n}. {s}" for n, s in enumerate(steps, 1))]
     return lines
+
+
+def _told(incident: Json, now: datetime.datetime) -> str:
+    return f"{sentence(incident)}, {when(incident, now)}, confidence {percent(incident.get('confidence'))}"
+
+
+def coverage_line(coverage: Json) -> str:
+    """`coverage: 6 of 8 directed links between them probed as often as wanted (not leaf1->spine2, spine2->leaf2)`."""
+    if not coverage.get("links"):
+        return "coverage: no switch link lies between them"
+    missing = coverage.get("not_covered") or []
+    short = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+    return (
+        f"coverage: {coverage['covered']} of {coverage['links']} directed links between them probed as often as wanted"
+        + (f" (not {short})" if missing else f", each by {coverage.get('fewest_tuples')} 5-tuples or more")
+    )

@@ -101,7 +101,7 @@ def test_status(api: Fake, capsys: pytest.CaptureFixture[str], status: dict[str,
 @pytest.mark.parametrize(("verdict", "code"), [("network", 1), ("host", 1), ("innocent", 0), ("insufficient_data", 3)])
 def test_diagnose(api: Fake, capsys: pytest.CaptureFixture[str], verdict: str, code: int) -> None:
     named = [INCIDENT] if code == 1 else []
-    answer = {"verdict": verdict, "incidents": named, "findings": [], "coverage": None, "evidence": [], "next": []}
+    answer = {"verdict": verdict, "incidents": named, "findings": [], "coverage": None, "evidence": {}, "next": []}
     api({"/diagnose": answer}, hosts="h1,h14", since="2m")
     assert main.main(["diagnose", "--hosts", "h1, h14", "--since", "2m"]) == code
     assert ("link leaf1->spine2 loses every packet" in capsys.readouterr().out) == bool(named)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from pingmesh.cli import render
-from pingmesh.cli.evidence import path_text
+from pingmesh.cli.evidence import evidence_lines, path_text
 
 NOW = datetime.datetime(2026, 3, 1, 14, 5, tzinfo=datetime.UTC)
 
@@ -100,8 +100,8 @@ def test_diagnosis_answer_first_then_evidence_then_what_to_do() -> None:
         "verdict": "network",
         "incidents": [incident(alternatives=["leaf1"], evidence=EVIDENCE)],
         "findings": [{"subject": "h9/rnic3", "text": "is not in the topology", "kind": "not_in_topology"}],
-        "coverage": {"share": 1.0},
-        "evidence": ["h1 could not reach h14 over leaf1->spine2->leaf4"],
+        "coverage": {"links": 8, "covered": 8, "fewest_tuples": 16, "not_covered": []},
+        "evidence": {"hosts": ["h1: agent online"], "links_with_loss": ["leaf1->spine2: 124 of 410 lost in 60 s"]},
         "next": ["Look at the optics of leaf1 port spine2.", "Drain the link."],
     }
     assert render.diagnosis_lines(answer, ["h1", "h14"], NOW) == [
@@ -109,7 +109,6 @@ def test_diagnosis_answer_first_then_evidence_then_what_to_do() -> None:
         "  The evidence cannot tell leaf1--spine2 from leaf1.",
         "",
         "Evidence",
-        "  h1 could not reach h14 over leaf1->spine2->leaf4",
         "  124 of 410 packets across leaf1--spine2 were lost",
         "  could not reach, or lost packets:",
         "    h1/rnic0 -> h14/rnic0  31 of 100 probes lost, over leaf1->spine2->leaf4, source port 49203",
@@ -119,7 +118,10 @@ def test_diagnosis_answer_first_then_evidence_then_what_to_do() -> None:
         "  class small: sent 400, lost 100",
         "  class large: sent 10, lost 24",
         "  stalls: 3",
-        "  coverage: share 1",
+        "  h1: agent online",
+        "  links with loss:",
+        "    leaf1->spine2: 124 of 410 lost in 60 s",
+        "  coverage: 8 of 8 directed links between them probed as often as wanted, each by 16 5-tuples or more",
         "",
         "Also noticed (no fault of the fabric)",
         "  h9/rnic3: is not in the topology",
@@ -131,14 +133,15 @@ def test_diagnosis_answer_first_then_evidence_then_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "first"),
+    ("verdict", "evidence", "first"),
     [
-        ("innocent", "NOT THE NETWORK: nothing is wrong on the fabric between h1 and h14"),
-        ("insufficient_data", "NOT ENOUGH DATA: no verdict about h1 and h14"),
+        ("innocent", {}, "NOT THE NETWORK: nothing is wrong on the fabric between h1 and h14"),
+        ("insufficient_data", {}, "NOT ENOUGH DATA about h1 and h14: too little was measured"),
+        ("insufficient_data", {"missing": ["a", "b"]}, "NOT ENOUGH DATA about h1 and h14: a; b"),
     ],
 )
-def test_diagnosis_without_incident(verdict: str, first: str) -> None:
-    answer = {"verdict": verdict, "incidents": [], "findings": [], "coverage": None, "evidence": [], "next": []}
+def test_diagnosis_without_incident(verdict: str, evidence: dict[str, Any], first: str) -> None:
+    answer = {"verdict": verdict, "incidents": [], "findings": [], "coverage": None, "evidence": evidence, "next": []}
     assert render.diagnosis_lines(answer, ["h1", "h14"], NOW) == [first]
 
 
@@ -204,5 +207,17 @@ def test_path_over_parallel_cables_keeps_ports() -> None:
 
 
 def test_evidence_lists_and_mappings() -> None:
-    evidence = {"flows": [{"from": "h1", "to": "h14", "lost": 30}, {"from": "h2", "to": "h13", "lost": 3}], "empty": []}
-    assert render.evidence_lines(evidence) == ["flows:", "  from h1, to h14, lost 30", "  from h2, to h13, lost 3"]
+    evidence = {"queues": [{"port": "p1", "of": "leaf1", "depth": 30.5}], "empty": [], "network_rtt_us": {"p50": 24.2}}
+    assert evidence_lines(evidence) == ["RTT on the network: p50 24 µs", "queues:", "  port p1, of leaf1, depth 30.5"]
+
+
+def test_an_incident_that_is_over() -> None:
+    over = incident(state="closed", closed_at="2026-03-01T14:04:07Z")
+    assert render.when(over, NOW) == "from 14:03:07 to 14:04:07 UTC (over)"
+
+
+def test_coverage_names_what_is_missing() -> None:
+    links = [f"leaf{n}->spine1" for n in range(1, 8)]
+    line = render.coverage_line({"links": 8, "covered": 1, "fewest_tuples": 3, "not_covered": links})
+    assert line.endswith("(not leaf1->spine1, leaf2->spine1, leaf3->spine1, leaf4->spine1, leaf5->spine1 and 2 more)")
+    assert render.coverage_line({"links": 0}) == "coverage: no switch link lies between them"
