@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import csv
+import itertools
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -67,7 +68,7 @@ def load(file: Path) -> Trace:
 
     def known(hops: list[int]) -> tuple[str, ...]:
         hops = [h for h in hops if h >= 0]
-        return tuple(name[a, b] for a, b in zip(hops, hops[1:], strict=False))
+        return tuple(name[a, b] for a, b in itertools.pairwise(hops))
 
     tor = {n: neighbours[n][0] for n in nodes if kind[n] == NIC}
     back = d["rpath"].tolist() if meta["round_trip"] else None
@@ -127,7 +128,9 @@ def predicted(trace: Trace, named: Sequence[Candidate]) -> tuple[set[tuple[int, 
             devices.add(int(c.component))
         else:
             links |= ends[c]
-    tors = {e.split(" ")[0]: c.component for c in trace.candidates if c.type == "switch" for e in c.elements if " " in e}
+    tors = {
+        e.split(" ")[0]: c.component for c in trace.candidates if c.type == "switch" for e in c.elements if " " in e
+    }
     links = {(a if a >= 0 else int(tors[str(b)]), b if b >= 0 else int(tors[str(a)])) for a, b in links}
     return links, devices
 

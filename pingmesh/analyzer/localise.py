@@ -30,6 +30,8 @@ MIN_PART_SCORE = 4.0
 """Nats of its own that each direction needs before `both` are named."""
 MIN_LOST = 2.5
 """Expected losses at a component below which nothing is named, however unlikely they are by chance."""
+PRIOR_LOST = 0.25
+"""Losses that the prior of the background rate stands for."""
 MARGIN = 3.0
 """Nats within which the evidence cannot tell two candidates apart."""
 MAX_SUSPECTS = 32
@@ -165,11 +167,11 @@ class _Search:
             out.append(total)
         return out
 
-    def best(self, pool: Sequence[_Choice], chosen: Sequence[_Chosen]) -> _Chosen | None:
-        """The candidate that is worth most beside the chosen ones; None if none is worth its cost."""
+    def best(self, pool: Sequence[_Choice], chosen: Sequence[_Chosen], least: float = 0.0) -> _Chosen | None:
+        """The candidate that is worth most beside the chosen ones; None if none is worth its cost and `least` more."""
         given = [p for x in chosen for p in x.parts]
         bounds = [b + SLACK - c.cost for c, b in zip(pool, self.optimistic(pool, chosen), strict=True)]
-        best, worth = None, 0.0
+        best, worth = None, least
         for i in sorted(range(len(pool)), key=lambda i: (-bounds[i], i)):
             if bounds[i] <= worth:
                 break
@@ -310,6 +312,21 @@ class _Search:
             alternatives=tuple(r.choice.candidate for r in rivals if r.score >= score - MARGIN),
         )
 
+    def doubtful(self, total: float) -> float:
+        """Losses of the strongest candidate, if it is worth its cost once its own losses do not count as noise.
+
+        With few losses in all, a component that has them all raises the very background that it is held against. The
+        background has a gamma prior, and integrating over it gives the candidate what it costs the noise to explain
+        its losses one by one.
+        """
+        strongest = self.best(self.choices, [], -self.single_cost)
+        if strongest is None:
+            return 0.0
+        lost = sum(float(self.model.attributed(p, [])[2].sum()) for p in strongest.parts)
+        relief = lost * math.log(total + PRIOR_LOST)
+        relief += math.lgamma(max(total - lost, 0.0) + PRIOR_LOST) - math.lgamma(total + PRIOR_LOST)
+        return lost if strongest.score + relief > strongest.choice.cost else 0.0
+
     def unexplained(self, chosen: Sequence[_Chosen]) -> float:
         """Losses that no suspect explains."""
         lost = self.evidence.lost * self.evidence.flows
@@ -346,18 +363,22 @@ def localise_evidence(evidence: Evidence, candidates: Sequence[Candidate], *, no
     exposure = float(np.sum(evidence.sent * evidence.flows * mean_hops(evidence)[evidence.group_set]))
     if not np.any(evidence.lost) or not candidates:
         return []
-    floor = max(noise, 1e-7) / 10
 
     def background(lost: float) -> float:
-        # One loss at the floor rate as prior: little evidence must not make any loss incredible.
-        return (lost + 1.0) / (exposure + 1.0 / floor)
+        # A quarter of a loss at a quarter of `noise` as prior: no losses in little evidence are no proof of silence.
+        return (lost + PRIOR_LOST) / (exposure + 1 / max(noise, 1e-7))
 
-    rate = background(float(np.sum(evidence.lost * evidence.flows)))
+    unexplained = total = float(np.sum(evidence.lost * evidence.flows))
+    rate = background(total)
     chosen: list[_Chosen] = []
-    for _ in range(4):
-        search = _Search(evidence, candidates, rate, max(noise, 2.5 * rate))
+    for _ in range(5):
+        search = _Search(evidence, candidates, rate, max(noise, 1.5 * rate))
         chosen = search.settle(search.greedy([]))
-        again = background(search.unexplained(chosen))
+        if chosen or unexplained < total:
+            unexplained = search.unexplained(chosen)
+        else:
+            unexplained -= search.doubtful(total)
+        again = background(unexplained)
         if 0.7 < again / rate < 1.4:
             break
         rate = again
