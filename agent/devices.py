@@ -71,9 +71,9 @@ class Opener:
         """Devices without a transport."""
         return list(self._waiting)
 
-    def put_back(self, device: str, now: float) -> None:
-        """A device went away; it is looked for again."""
-        self._waiting[device] = (now + RETRY_FIRST_S, RETRY_FIRST_S)
+    def hurry(self, device: str) -> None:
+        """A device has to be opened (again), and something speaks for trying at once."""
+        self._waiting[device] = (0.0, RETRY_FIRST_S)
 
     def attempt(self, now: float) -> list[Transport]:
         """Open what is due and there."""

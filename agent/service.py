@@ -14,6 +14,7 @@ import secrets
 import signal
 import socket
 from collections.abc import Iterator
+from typing import Literal
 
 from agent import icmp
 from agent.devices import Opener, found_devices, open_transport
@@ -38,6 +39,8 @@ GOODBYE_S = 0.4
 CLOSE_S = 0.3
 REPORT_MARGIN_S = 0.05
 REPORT_SPREAD_S = 0.3
+
+State = Literal["online", "stopped", "died"]
 
 
 class NoDevicesError(ValueError):
@@ -76,7 +79,9 @@ class Agent:
         self._spread = random.uniform(0, REPORT_SPREAD_S)
         self._register_due = asyncio.Event()
         self.links = LinkWatcher(netlink, devices, self._link_changed)
+        self._netlink = netlink
         self._opener = Opener(devices, lambda device: open_transport(settings.agent, netlink, device))
+        self._open: dict[str, tuple[Transport, int]] = {}
         loop = asyncio.get_running_loop()
         transports = self._opener.attempt(loop.time())
         self.engine = Engine(settings.agent, settings.cluster, self.host, transports, on_event=self._event, loop=loop)
@@ -114,7 +119,7 @@ class Agent:
         try:
             async with asyncio.timeout(None) as deadline, asyncio.TaskGroup() as session:
                 bus = session.create_task(self.bus.run(), name="bus")
-                state = "died"
+                state: State = "died"
                 try:
                     await self._work(stop)
                     state = "stopped"
@@ -149,12 +154,13 @@ class Agent:
                 task.cancel()
         await self.inbox.close()
 
-    async def _goodbye(self, state: str) -> None:
+    async def _goodbye(self, state: State) -> None:
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
+                if state == "stopped" and not len(self.publisher.spool):
+                    # What our responder received till now tells the others which way their last probes were lost.
+                    await self._sender.publish(topics.REPORT, self._make_report())
                 await self._publish_state(state)
-                if state == "stopped":
-                    await self.publisher.send_exceptions()
 
     # ---- broker
 
@@ -166,16 +172,12 @@ class Agent:
         await self._publish_state("online")
         self.publisher.connected()
 
-    def _state(self, state: str) -> AgentState:
+    def _state(self, state: State) -> AgentState:
         return AgentState(
-            cluster=self._settings.cluster,
-            host=self.host,
-            boot=self.boot,
-            state="online" if state == "online" else "stopped" if state == "stopped" else "died",
-            at_ns=self.engine.wall_ns(),
+            cluster=self._settings.cluster, host=self.host, boot=self.boot, state=state, at_ns=self.engine.wall_ns()
         )
 
-    async def _publish_state(self, state: str) -> None:
+    async def _publish_state(self, state: State) -> None:
         await self.bus.publish(self._sender.topic(topics.STATE), encode(self._state(state)), qos=1, retain=True)
 
     def _state_lost(self) -> None:
@@ -213,23 +215,20 @@ class Agent:
             now = self.engine.wall_ns()
             due = ((now - lag) // WINDOW_NS + 1) * WINDOW_NS + lag
             await asyncio.sleep((due - now) / 1e9)
-            self.report()
+            self.publisher.report(self._make_report())
 
-    def report(self) -> None:
-        """Put the report of all windows complete by now into the spool."""
+    def _make_report(self) -> Report:
         rows, responder, until_ns = self.engine.take_report()
-        self.publisher.report(
-            Report(
-                cluster=self._settings.cluster,
-                host=self.host,
-                boot=self.boot,
-                seq=self.publisher.spool.next_seq(),
-                now_ns=self.engine.wall_ns(),
-                until_ns=until_ns,
-                prober=rows,
-                responder=responder,
-                health=self.health.take(),
-            )
+        return Report(
+            cluster=self._settings.cluster,
+            host=self.host,
+            boot=self.boot,
+            seq=self.publisher.spool.next_seq(),
+            now_ns=self.engine.wall_ns(),
+            until_ns=until_ns,
+            prober=rows,
+            responder=responder,
+            health=self.health.take(),
         )
 
     # ---- data plane
@@ -253,7 +252,10 @@ class Agent:
         return rnics
 
     def _link_changed(self, device: str, state: LinkState) -> None:
-        self.engine.set_link(device, state.up)
+        if device in self._open:
+            self.engine.set_link(device, state.up)
+        else:
+            self._opener.hurry(device)
         self._register_due.set()
         self.publisher.tell_health()
 
@@ -261,8 +263,13 @@ class Agent:
 
     def _opened(self, transport: Transport) -> None:
         device = transport.device
+        interface = self._netlink.interface(device)
+        self._open[device] = (transport, interface.index if interface is not None else 0)
         self.engine.set_link(device, self.links.up(device))
-        self.tracing.add(transport)
+        try:
+            self.tracing.add(transport)
+        except OSError as error:
+            log.warning("paths cannot be traced: %s", error, extra={"device": device})
         self.inbox.apply_kept(device)
         self._register_due.set()
 
@@ -270,11 +277,27 @@ class Agent:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(DEVICE_CHECK_S)
+            try:
+                for device in [d for d, (t, index) in self._open.items() if self._replaced(t, index)]:
+                    log.warning("device came back or changed its address: opened anew", extra={"device": device})
+                    self.tracing.remove(device)
+                    del self._open[device]
+                    self._opener.hurry(device)
+            except OSError as error:
+                log.warning("devices cannot be looked at: %s", error)
             if self._opener.missing:
                 for transport in self._opener.attempt(loop.time()):
                     self.engine.add(transport)
                     self._opened(transport)
-                    log.info("device found", extra={"device": transport.device, "address": transport.address})
+                    log.info("device opened", extra={"device": transport.device, "address": transport.address})
+
+    def _replaced(self, transport: Transport, index: int) -> bool:
+        """Whether sockets of this device and address are of no more use; addresses that are gone may come back."""
+        interface = self._netlink.interface(transport.device)
+        if interface is None:
+            return False
+        addresses = [str(p.ip) for p in self._netlink.prefixes(transport.device)]
+        return bool(addresses) and (interface.index != index or transport.address not in addresses)
 
 
 def _software() -> str:

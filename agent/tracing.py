@@ -38,6 +38,7 @@ class Tracing:
         self._tracers: dict[str, DeviceTracer] = {}
         self._sockets: dict[str, socket.socket] = {}
         self._wake = asyncio.Event()
+        self._next_refresh = 0.0
 
     def add(self, sender: LimitedSender) -> None:
         """Trace from a transport, too. Raises icmp.NoRawSocketError, OSError."""
@@ -66,6 +67,8 @@ class Tracing:
         tracer = self._tracers.get(device)
         if tracer is not None:
             tracer.bucket.quiet, tracer.bucket.suspicion = max(0.0, quiet), max(0.0, suspicion)
+            # A budget comes with a list: there are new flows, too.
+            self._next_refresh = 0.0
             self._wake.set()
 
     def refresh(self) -> None:
@@ -95,11 +98,10 @@ class Tracing:
     async def run(self) -> None:
         """Trace until cancelled."""
         loop = asyncio.get_running_loop()
-        next_refresh = loop.time()
         while True:
-            if loop.time() >= next_refresh:
+            if loop.time() >= self._next_refresh:
                 self.refresh()
-                next_refresh = loop.time() + REFRESH_S
+                self._next_refresh = loop.time() + REFRESH_S
             self._wake.clear()
             delay = min((t.step() for t in self._tracers.values()), default=REFRESH_S)
             try:
