@@ -224,38 +224,48 @@ class FlowBook:
         return out
 
     def walk(self, since: int) -> dict[str, Walk]:
-        """How the tuples traced since a time walk the directed links, against what chance would give."""
-        out: dict[str, Walk] = {}
+        """How the tuples traced since a time walk the directed links, against what chance would give.
+
+        A tuple that walks as before says nothing about the links it never used: which tuples are traced anew is no
+        random choice. Only those that moved drew again.
+        """
+        out: dict[str, Walk] = defaultdict(Walk)
         shares: dict[tuple[str, str], dict[str, float]] = {}
         for (role, key), record in self._paths.items():
             flow = self.flows.get(key)
             if flow is None or record.confirmed < since or len(record.paths) != 1:
                 continue
+            for e in record.paths[0][1:-1]:
+                out[e].walkers += 1
+            if record.since < since or record.before is None or len(record.before) != 1:
+                continue
             a, b = (flow.src, flow.dst) if role == PROBE else (flow.dst, flow.src)
-            ends = (self.tor(a) or "", self.tor(b) or "")
-            share = shares.get(ends)
-            if share is None:
-                sets = self.path_set(a, b)
-                share = defaultdict(float)
-                for p in sets:
-                    for e in p[1:-1]:
-                        share[e] += 1 / len(sets)
-                shares[ends] = share
-            path = set(record.paths[0])
+            share = self._shares(a, b, shares)
+            left = set(record.before[0]) - set(record.paths[0])
             for e, q in share.items():
-                w = out.setdefault(e, Walk())
-                w.tuples += 1
-                w.walkers += e in path
-                w.log_chance += math.log1p(-q) if q < 0.999 else -math.inf
+                if e not in record.paths[0]:
+                    out[e].left += e in left
+                    out[e].log_chance += math.log1p(-min(q, 0.999))
         return out
+
+    def _shares(self, a: str, b: str, known: dict[tuple[str, str], dict[str, float]]) -> dict[str, float]:
+        ends = (self.tor(a) or "", self.tor(b) or "")
+        if ends not in known:
+            sets = self.path_set(a, b)
+            share: dict[str, float] = defaultdict(float)
+            for p in sets:
+                for e in p[1:-1]:
+                    share[e] += 1 / len(sets)
+            known[ends] = share
+        return known[ends]
 
 
 @dataclass(slots=True)
 class Walk:
-    """Tuples that could cross a link, those that do, and the log probability that none would by chance."""
+    """Tuples traced on a link, those that left it, and the log probability that all who moved missed it by chance."""
 
-    tuples: int = 0
     walkers: int = 0
+    left: int = 0
     log_chance: float = 0.0
 
 

@@ -69,17 +69,16 @@ class Judge:
             key = (c.component, c.type)
             self.elements_of[key] = self.elements_of.get(key, frozenset()) | c.elements
 
-    def judge(self, now: int, began: int | None) -> Judgement:
-        """Judge the samples since an episode began (None: quiet times, the last minute)."""
+    def judge(self, now: int, since: int, suspicion: bool) -> Judgement:
+        """Judge the samples since a time; under suspicion that is when the episode began."""
         out = Judgement()
         out.view = judge_hosts(self._hosts, self._topology, self._store.since(now - HOST_EVIDENCE_NS), now)
         out.findings += out.view.findings
         for v in out.view.verdicts:
             self._put(out, v)
-        since = began if began is not None else now - 60 * SECOND
         samples = self._fabric_samples(since, out.view)
         suspects = self._losses(samples, since, out)
-        self._unwalked(now, began, suspects, out)
+        self._unwalked(now, since if suspicion else now - QUIET_WALK_NS, suspects, out)
         if not suspects:
             self._delays(samples, since, out)
         self._hold_mixed(out)
@@ -183,8 +182,7 @@ class Judge:
 
     # ------------------------------------------------------------ links that nobody walks any more
 
-    def _unwalked(self, now: int, began: int | None, suspects: list[Suspect], out: Judgement) -> None:
-        since = began if began is not None else now - QUIET_WALK_NS
+    def _unwalked(self, now: int, since: int, suspects: list[Suspect], out: Judgement) -> None:
         walk = self._book.walk(since)
         for e, w in walk.items():
             if w.walkers >= 2:
@@ -192,21 +190,25 @@ class Judge:
         # In an episode the first tuples traced anew may be the only ones known: what was walked before counts.
         dead = {e for s in suspects if s.rate >= 0.8 for e in s.candidate.elements}
 
-        def gone(element: str) -> bool:
+        def gone(element: str) -> float:
+            """Log probability that a sound link would look so deserted; 0 if it does not."""
             w = walk.get(element)
-            return element in self._walked and w is not None and w.walkers == 0 and w.log_chance < UNWALKED_LOG_CHANCE
+            if element not in self._walked or w is None or w.walkers or not w.left:
+                return 0.0
+            return w.log_chance
 
         down: list[Link] = []
         for link in self._topology.links:
             ends = (link.forward.name, link.reverse.name)
-            states = [gone(e) for e in ends]
-            if all(states) or (any(states) and any(e in dead for e, g in zip(ends, states, strict=True) if not g)):
+            chances = [gone(e) for e in ends]
+            is_gone = all(chances) or any(e in dead for e, g in zip(ends, chances, strict=True) if not g)
+            if is_gone and sum(chances) < UNWALKED_LOG_CHANCE:
                 down.append(link)
         for switch, links in self._whole_switches(down).items():
             self._fold(out, [k.name for k in links], self._switch_verdict(switch, links, since))
             down = [k for k in down if k not in links]
         for link in down:
-            tuples = sum(walk[e].tuples for e in (link.forward.name, link.reverse.name) if e in walk)
+            tuples = sum(walk[e].left for e in (link.forward.name, link.reverse.name) if e in walk)
             self._fold(out, [], self._down_verdict(link, since, tuples))
 
     def _whole_switches(self, down: list[Link]) -> dict[str, list[Link]]:
@@ -236,9 +238,8 @@ class Judge:
             confidence=0.95,
             since_ns=since,
             evidence={
-                "summary": f"{link.name} was walked before and is walked by none of the {tuples} 5-tuples traced since "
-                "that could have chosen it",
-                "tuples_traced": tuples,
+                "summary": f"all {tuples} 5-tuples traced again have left {link.name}, and nobody walks it",
+                "tuples_left": tuples,
             },
         )
 

@@ -16,7 +16,7 @@ from pingmesh.messages import CONFIRM_BIT, Answer, BadMessageError, ConfirmResul
 
 log = logging.getLogger(__name__)
 
-COUNTS = (10, 20, 30)
+COUNTS = (10, 15, 20)
 """Probes a flow in the first, second and further rounds of an episode."""
 FALLBACK_LINKS = 8
 STRAGGLER_S = 0.25

@@ -140,6 +140,8 @@ class SampleStore:
     def __init__(self, flows: FlowBook) -> None:
         self._flows = flows
         self.samples: deque[Sample] = deque()
+        self.not_before = 0
+        """Windows that began earlier are left out: whose paths we did not know then, we cannot judge now."""
         self._windows: dict[WindowKey, _Window] = {}
         self._responders: dict[WindowKey, dict[int, ResponderCounts]] = {}
         self._responder_seen: dict[WindowKey, int] = {}
@@ -152,7 +154,7 @@ class SampleStore:
         start = rows.window * WINDOW_NS + offset
         window = self._windows.get(key)
         if window is None:
-            if start < now - KEEP_NS or start > now + WINDOW_NS:
+            if start < max(self.not_before, now - KEEP_NS) or start > now + WINDOW_NS:
                 return  # from before an outage: history, not evidence for now
             window = self._windows[key] = _Window(start, start + WINDOW_NS)
         for index, counts in prober_rows(rows.columns):

@@ -32,14 +32,47 @@ SLACK = 5.0
 class Choice:
     """A candidate with its parts in numbers: each part is a set of element numbers with a rate of its own."""
 
+    number: int
     candidate: Candidate
     parts: tuple[tuple[int, ...], ...]
     cost: float
+    elements: frozenset[int]
+    """Of all parts."""
 
-    @property
-    def elements(self) -> frozenset[int]:
-        """Element numbers of all parts."""
-        return frozenset(e for p in self.parts for e in p)
+
+class Choices:
+    """The candidates that the evidence says anything of, in an order that does not depend on how they were given."""
+
+    def __init__(self, evidence: Evidence, candidates: Sequence[Candidate]) -> None:
+        index = {e: i for i, e in enumerate(evidence.elements)}
+        self.single_cost = math.log(max(sum(len(c.elements) == 1 for c in candidates), 1)) + BASE_COST
+        self.items: list[Choice] = []
+        self.by_element: dict[int, list[Choice]] = {}
+        for c in sorted(candidates, key=lambda c: c.order):
+            parts = tuple(tuple(sorted(index[e] for e in part if e in index)) for part in c.parts())
+            if not all(parts):
+                continue
+            is_simple = len(parts) == 1 and c.direction is not None
+            cost = self.single_cost + (0.0 if is_simple else EXTRA_COST[c.type])
+            choice = Choice(len(self.items), c, parts, cost, frozenset(e for p in parts for e in p))
+            self.items.append(choice)
+            for e in choice.elements:
+                self.by_element.setdefault(e, []).append(choice)
+        self.costs = np.array([c.cost for c in self.items])
+        self.is_switch = np.array([c.candidate.type == "switch" for c in self.items], bool)
+        flat = [p for c in self.items for p in c.parts]
+        self._elements = np.array([e for p in flat for e in p], np.int64)
+        self._part_starts = np.cumsum([0, *(len(p) for p in flat)])[:-1]
+        self._starts = np.cumsum([0, *(len(c.parts) for c in self.items)])[:-1]
+        self._is_divided = np.array([len(c.parts) > 1 for c in self.items], bool)
+
+    def sums(self, values: Floats, least: float | None = None) -> Floats:
+        """Sum of per-element values for each choice; 0 where one of several parts falls short of `least`."""
+        by_part = np.add.reduceat(values[self._elements], self._part_starts)
+        total = np.add.reduceat(by_part, self._starts)
+        if least is not None:
+            total[self._is_divided & (np.minimum.reduceat(by_part, self._starts) < least)] = 0.0
+        return total
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,25 +88,11 @@ class Chosen:
 class Search:
     """One run over one body of evidence with a given background rate."""
 
-    def __init__(
-        self, evidence: Evidence, candidates: Sequence[Candidate], background: float, tolerated: float
-    ) -> None:
+    def __init__(self, evidence: Evidence, choices: Choices, background: float, tolerated: float) -> None:
         self.evidence = evidence
+        self.choices = choices
         self.model = Likelihood(evidence, background, tolerated)
         self.scan = Scan(evidence, background, tolerated)
-        index = {e: i for i, e in enumerate(evidence.elements)}
-        simple = max(sum(len(c.elements) == 1 for c in candidates), 1)
-        self.single_cost = math.log(simple) + BASE_COST
-        self.choices: list[Choice] = []
-        for c in sorted(candidates, key=lambda c: c.order):
-            parts = tuple(tuple(sorted(index[e] for e in part if e in index)) for part in c.parts())
-            if all(parts):
-                is_simple = len(parts) == 1 and c.direction is not None
-                self.choices.append(Choice(c, parts, self.single_cost + (0 if is_simple else EXTRA_COST[c.type])))
-        self.by_element: dict[int, list[Choice]] = {}
-        for choice in self.choices:
-            for e in choice.elements:
-                self.by_element.setdefault(e, []).append(choice)
 
     def fit(self, choice: Choice, given: Sequence[Part]) -> tuple[float, tuple[Part, ...]]:
         """Score of a candidate given lossy parts, and its own parts at their best rates; 0 and none if not offered."""
@@ -92,8 +111,8 @@ class Search:
             self.model.attributed(p, [*given, *(q for q in parts if q is not p)])[2].sum() >= MIN_LOST for p in parts
         )
 
-    def optimistic(self, choices: Sequence[Choice], chosen: Sequence[Chosen]) -> list[float]:
-        """About the most that each candidate can score beside the chosen ones, from the scan alone."""
+    def bounds(self, chosen: Sequence[Chosen]) -> Floats:
+        """About the most that each choice can score beside the chosen ones, from the scan alone."""
         unexplained = self.evidence.lost.copy()
         caps = np.full(len(unexplained), np.inf)
         parts = [p for x in chosen for p in x.parts]
@@ -103,26 +122,23 @@ class Search:
             lossy = groups[self.evidence.lost[groups] > 0]
             caps[lossy] = self.model.unlikeliness(lossy, parts)
         score, lost = self.scan.beside(np.maximum(unexplained, 0.0), caps)
-        out = []
-        for c in choices:
-            elements = list(c.elements)
-            total = float(score[elements].sum())
-            if len(c.parts) > 1 and min(score[list(p)].sum() for p in c.parts) < MIN_PART_SCORE - SLACK / 2:
-                total = 0.0
-            if c.candidate.type == "switch":
-                # A packet that crosses a switch crosses two of its elements.
-                n, k = float(self.scan.sent[elements].sum()) / 2, float(lost[elements].sum()) / 2
-                rate = min(k / max(n, 1e-9), 1.0)
-                total = min(total, k * math.log1p(rate / (2 * self.scan.background)) + 10)
-            out.append(total)
-        return out
+        total = self.choices.sums(score, MIN_PART_SCORE - SLACK / 2)
+        # A packet that crosses a switch crosses two of its elements.
+        s = self.choices.is_switch
+        n, k = self.choices.sums(self.scan.sent)[s] / 2, self.choices.sums(lost)[s] / 2
+        rate = np.minimum(k / np.maximum(n, 1e-9), 1.0)
+        total[s] = np.minimum(total[s], k * np.log1p(rate / (2 * self.scan.background)) + 10)
+        return total
 
     def best(self, pool: Sequence[Choice], chosen: Sequence[Chosen], least: float = 0.0) -> Chosen | None:
-        """The candidate that is worth most beside the chosen ones; None if none is worth its cost and `least` more."""
+        """The choice that is worth most beside the chosen ones; None if none is worth its cost and `least` more."""
+        if not pool:
+            return None
         given = [p for x in chosen for p in x.parts]
-        bounds = [b + SLACK - c.cost for c, b in zip(pool, self.optimistic(pool, chosen), strict=True)]
+        numbers = np.array([c.number for c in pool])
+        bounds = (self.bounds(chosen) - self.choices.costs)[numbers] + SLACK
         best, worth = None, least
-        for i in sorted(range(len(pool)), key=lambda i: (-bounds[i], i)):
+        for i in np.argsort(-bounds, kind="stable"):
             if bounds[i] <= worth:
                 break
             score, parts = self.fit(pool[i], given)
@@ -136,19 +152,20 @@ class Search:
         With `members`, only those are tried, and groups are not divided.
         """
         out = list(chosen)
-        pool = list(self.choices if members is None else members)
+        pool = list(self.choices.items if members is None else members)
         while len(out) < MAX_SUSPECTS and (found := self.best(pool, out)) is not None:
             is_group = members is None and len(found.choice.elements) > 1
             if is_group and self.members_worth(out, found.choice) >= found.score - found.choice.cost:
-                pool.remove(found.choice)
+                pool = [c for c in pool if c is not found.choice]
             else:
                 out.append(found)
         return out
 
     def members_worth(self, chosen: list[Chosen], group: Choice) -> float:
         """What the best explanation by members of a group is worth: scores less costs."""
-        within = {id(c): c for e in group.elements for c in self.by_element[e] if c.elements < group.elements}
-        found = self.greedy(chosen, sorted(within.values(), key=lambda c: c.candidate.order))
+        by_element = self.choices.by_element
+        within = {c.number: c for e in group.elements for c in by_element[e] if c.elements < group.elements}
+        found = self.greedy(chosen, [within[i] for i in sorted(within)])
         return self.worth(found[: len(chosen)], found[len(chosen) :])
 
     def worth(self, given: Sequence[Chosen], added: Sequence[Chosen]) -> float:

@@ -53,6 +53,8 @@ STALL_S = 2.5
 JUDGE_PAUSE_S = 0.1
 REPUBLISH_NS = 5 * SECOND
 CLOSE_PACKETS = 30
+QUIET_NS = 60 * SECOND
+"""Without suspicion, evidence of this long is judged together: slow leaks add up."""
 WATCH_TRIES = 12
 
 
@@ -88,6 +90,7 @@ class Analyzer:
         self._episode: Episode | None = None
         self._opened_rounds = 0
         self._quiet_until = 0
+        self._judged_from = 0
         self._covered: dict[str, int] = {}
         self._watched: set[str] = set()
         self._suspicion = asyncio.Event()
@@ -113,6 +116,7 @@ class Analyzer:
         now = self._clock.now()
         self._hosts.session_started(now)
         self._quiet_until = now + GRACE_NS
+        self._store.not_before = now
         self._published = b""
 
     def _on_message(self, topic: topics.Topic, payload: bytes) -> None:
@@ -153,7 +157,8 @@ class Analyzer:
                 self._on_paths(message, now)
             case ProbeList():
                 self._on_list(message)
-            case OpenIncidents():
+            case OpenIncidents() if topic.retained:
+                # Ours echoed back would keep alive what we are about to close.
                 self._on_open_incidents(message, now)
             case _:
                 pass
@@ -283,7 +288,8 @@ class Analyzer:
             return
         fresh = self._new_evidence or any(s.lost for s in new)
         self._new_evidence = False
-        j = self._judgement = self._judge.judge(now, self._episode.began if self._episode else None)
+        since = self._episode.began if self._episode else max(now - QUIET_NS, self._judged_from)
+        j = self._judgement = self._judge.judge(now, since, self._episode is not None)
         for host in j.view.undecided:
             self._watch(host)
         opened = self._tracker.update(j.verdicts, j.elements, j.unsettled, now, fresh)
@@ -291,6 +297,8 @@ class Analyzer:
             log.warning("incident", extra={"component": v.component, "symptom": v.symptom, "direction": v.direction})
         for name in self._tracker.close(lambda t: self._is_clean(t, now), now):
             log.info("incident over", extra={"component": name})
+            # Its losses are history: they must not open it again.
+            self._judged_from = now
         await self._publish_verdicts(now, j)
 
     async def _confirmations(self) -> None:
