@@ -12,6 +12,7 @@ from typing import Any
 from pingmesh.lab.client import Lab
 from pingmesh.lab.faults.draw import KINDS
 from pingmesh.lab.judge import FABRIC
+from pingmesh.lab.namespaces import LabError
 
 Json = dict[str, Any]
 
@@ -154,8 +155,8 @@ def wrong(truth: Mapping[str, Any], incident: Mapping[str, Any]) -> bool:
     return bool(truth["fabric"]) or incident["component_type"] in FABRIC
 
 
-def run(lab: Lab, kind: str, argv: Sequence[str]) -> Round:
-    """Inject, wait, judge, clear, wait until closed."""
+def run(lab: Lab, kind: str, argv: Sequence[str], *, hurry: bool = False) -> Round:
+    """Inject, wait, judge, clear, wait until closed. `hurry` neither dwells nor waits for the close."""
     pool = KINDS[kind].pool
     before = {str(i["id"]) for i in incidents(lab)}
 
@@ -176,9 +177,12 @@ def run(lab: Lab, kind: str, argv: Sequence[str]) -> Round:
     if seen:
         first = min(parse_time(i["opened_at"]) for i in seen)
         result.opened_s = max(0.0, first - parse_time(truth["injected_at"]))
-    time.sleep(DWELL_S)
+    if not hurry:
+        time.sleep(DWELL_S)
     cleared = time.monotonic()
     result.truth = next((t for t in lab.fault_clear() if t["id"] == truth["id"]), truth)
+    if hurry:
+        return result
     if until(lambda: open_incidents(lab) == [], CLOSE_WITHIN_S) is not None:
         result.closed_s = time.monotonic() - cleared
     judged = {str(i["id"]) for i in seen}
@@ -187,6 +191,14 @@ def run(lab: Lab, kind: str, argv: Sequence[str]) -> Round:
         f"{name(i)} ({i['symptom']})" for i in result.incidents if str(i["id"]) not in judged and wrong(truth, i)
     ]
     return result
+
+
+def started(shape: Mapping[str, int]) -> Lab:
+    """A new lab of that shape; ends the benchmark with a sentence where there can be none."""
+    try:
+        return Lab.up(progress=print, **shape)
+    except LabError as error:
+        raise SystemExit(str(error)) from None
 
 
 def parse_time(text: str) -> float:

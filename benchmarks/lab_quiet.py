@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fault_rounds
+from fault_rounds import started
 
 from pingmesh.lab.client import Lab
 from pingmesh.lab.judge import FABRIC
@@ -123,10 +124,10 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1, help="draws the hosts")
     args = parser.parse_args()
     seconds = 60 * (QUICK_MINUTES if args.quick else args.minutes)
-    shape = {"leaves": 2, "spines": 2, "hosts_per_leaf": 2} if args.quick else {}
+    shape = {"leaves": 3, "spines": 2, "hosts_per_leaf": 2} if args.quick else {}
     done: list[str] = []
     with contextlib.ExitStack() as stack:
-        lab = Lab() if args.running else stack.enter_context(Lab.up(progress=print, **shape))
+        lab = Lab() if args.running else stack.enter_context(started(shape))
         if not lab.wait_ready(READY_S, print):
             raise SystemExit("The lab did not reach full coverage; see `pingmesh status`.")
         watch = Watch(lab)
