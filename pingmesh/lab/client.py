@@ -31,6 +31,7 @@ class Lab:
         """Attach to the lab in a state directory; whether one runs there shows in the first call."""
         self._state = state or StateDirectory()
         self._topology: Topology | None = None
+        self._child: subprocess.Popen[str] | None = None
 
     @classmethod
     def up(
@@ -53,8 +54,9 @@ class Lab:
         elif not isinstance(topology, Topology):
             topology = files.load(topology)
         state = StateDirectory(directory)
-        launcher.start(topology, options, state, progress)
+        child = launcher.start(topology, options, state, progress)
         lab = cls(state)
+        lab._child = child
         lab._topology = topology
         try:
             if wait > 0 and options.agents:
@@ -91,7 +93,11 @@ class Lab:
 
     def down(self, *, keep_logs: bool = False) -> bool:
         """End it and remove what it made. False when no lab was there."""
-        return launcher.stop(self._state, keep_logs=keep_logs)
+        existed = launcher.stop(self._state, keep_logs=keep_logs)
+        if self._child is not None:
+            self._child.wait()
+            self._child = None
+        return existed
 
     def lab_status(self) -> dict[str, Any]:
         """The lab's own status: phase, processes, faults."""
@@ -144,19 +150,19 @@ class Lab:
         """The controller's `/status`."""
         return cast(dict[str, Any], self._get("/status"))
 
-    def incidents(self, **params: str) -> list[dict[str, Any]]:
+    def incidents(self, *, state: str | None = None) -> list[dict[str, Any]]:
         """The controller's `/incidents`, open and closed; `state="open"` for the open ones."""
-        return cast(list[dict[str, Any]], self._get("/incidents", **params))
+        return cast(list[dict[str, Any]], self._get("/incidents", state=state))
 
     def findings(self) -> list[dict[str, Any]]:
         """The controller's `/findings`."""
         return cast(list[dict[str, Any]], self._get("/findings"))
 
-    def _get(self, path: str, **params: str) -> object:
+    def _get(self, path: str, **params: str | None) -> object:
         # Only what asks the controller pays for importing an HTTP client.
         from controller import client
 
-        return client.get(self.controller, path, **params)
+        return client.get(self.controller, path, timeout=10.0, **params)
 
     def wait_ready(self, patience: float, progress: Callable[[str], None] = lambda _: None) -> bool:
         """Wait until every agent is online and every directed switch link is walked at its rate."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pingmesh.lab import hashing, names, namespaces
 from pingmesh.lab.hashing import HashKind
 from pingmesh.lab.hosts import HostKind
-from pingmesh.lab.routes import HashMethod, RouteManager
+from pingmesh.lab.routes import RouteManager
 from topology.model import Link, Rnic, Topology
 
 MTU = 4200
@@ -46,10 +46,10 @@ class Fabric:
         self.topology = topology
         self.hosts = hosts
         self.seed = seed
-        self.hash_kind = hash_kind or HashKind.available()
-        self.interfaces = names.switch_interfaces(topology)
-        self.routes = RouteManager(topology, self.interfaces, HashMethod(self.hash_kind.buckets))
         self._families = {6 if ":" in a else 4 for r in topology.rnics.values() for a in [r.address] if a}
+        self.hash_kind = hash_kind or HashKind.available(self._families)
+        self.interfaces = names.switch_interfaces(topology)
+        self.routes = RouteManager(topology, self.interfaces, buckets=self.hash_kind.buckets)
 
     # What faults and tests use
 

@@ -19,14 +19,15 @@ class HashKind(enum.Enum):
     """Who hashes a packet onto a next hop."""
 
     KERNEL = "kernel"
-    """The kernel's multipath hash, seeded by a sysctl (Linux 6.11 and later)."""
+    """The kernel's multipath hash, seeded by a sysctl (Linux 6.11 and later; over IPv6 it changes nothing)."""
     NFT = "nft"
     """nft's jhash over the 5-tuple picks a bucket; each bucket has a routing table."""
 
     @classmethod
-    def available(cls) -> HashKind:
-        """The kernel's where it can be seeded, else nft's."""
-        return cls.KERNEL if Path("/proc/sys", SEED_SYSCTL).exists() else cls.NFT
+    def available(cls, families: set[int]) -> HashKind:
+        """The kernel's where it can be seeded for these address families, else nft's."""
+        seeded = families == {4} and Path("/proc/sys", SEED_SYSCTL).exists()
+        return cls.KERNEL if seeded else cls.NFT
 
     @property
     def buckets(self) -> int:

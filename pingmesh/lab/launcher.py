@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -23,8 +22,10 @@ Progress = Callable[[str], None]
 SHUTDOWN_PATIENCE_S = 10.0
 
 
-def start(topology: Topology, options: LabOptions, state: StateDirectory, progress: Progress) -> None:
+def start(topology: Topology, options: LabOptions, state: StateDirectory, progress: Progress) -> subprocess.Popen[str]:
     """Start a lab and return when its fabric is built and its processes have started.
+
+    Returns our child, which lives as long as the lab, for whoever outlives the lab to wait for.
 
     Raises LabError when a lab already runs there, the system refuses namespaces or a part does not start; then, and
     when interrupted, nothing is left behind.
@@ -34,7 +35,7 @@ def start(topology: Topology, options: LabOptions, state: StateDirectory, progre
     try:
         cgroup.remove_stale()
         state.topology.write_text(files.dump(topology))
-        _run_supervisor(options, state, progress, lock)
+        return _run_supervisor(options, state, progress, lock)
     except BaseException:
         stop(state)
         raise
@@ -42,7 +43,7 @@ def start(topology: Topology, options: LabOptions, state: StateDirectory, progre
         os.close(lock)
 
 
-def _run_supervisor(options: LabOptions, state: StateDirectory, progress: Progress, lock: int) -> None:
+def _run_supervisor(options: LabOptions, state: StateDirectory, progress: Progress, lock: int) -> subprocess.Popen[str]:
     argv = [sys.executable, "-m", "pingmesh.lab.supervisor", str(state.path), msgspec.json.encode(options).decode()]
     log = state.logs / "supervisor.log"
     with log.open("ab") as stderr:
@@ -63,9 +64,13 @@ def _run_supervisor(options: LabOptions, state: StateDirectory, progress: Progre
         _follow(child, progress, log.read_text)
     except BaseException:
         # Its init dies with it; there may be no record yet by which `stop` would find it.
-        if child.poll() is None and state.running() is None:
+        if state.running() is None:
             child.kill()
+        else:
+            stop(state)
+        child.wait()
         raise
+    return child
 
 
 def _follow(child: subprocess.Popen[str], progress: Progress, read_log: Callable[[], str]) -> None:
@@ -95,8 +100,6 @@ def stop(state: StateDirectory, *, keep_logs: bool = False) -> bool:
             control.ask(state.control, {"cmd": "shutdown"}, SHUTDOWN_PATIENCE_S)
             state.wait_gone(record, SHUTDOWN_PATIENCE_S)
         state.kill()
-        # The supervisor's parent holds the lock until it has noticed.
-        time.sleep(0.05)
     existed = record is not None or state.record() is not None
     state.remove(keep_logs=keep_logs)
     return existed

@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from pingmesh.lab import namespaces
 from topology.model import DirectedLink, Link, Topology
@@ -109,22 +108,14 @@ def _covering(
     return ipaddress.ip_network((addresses[0], length), strict=False)
 
 
-@dataclass(frozen=True, slots=True)
-class HashMethod:
-    """How routers choose among next hops: the kernel's own hash, or nft's with a table per bucket."""
-
-    buckets: int = 0
-    """0: the kernel's multipath hash."""
-
-
 class RouteManager:
     """Routes of all switches, changed only where a withdrawal changes them. All methods block; thread-safe."""
 
-    def __init__(self, topology: Topology, interfaces: Mapping[tuple[str, str], str], method: HashMethod) -> None:
-        """`interfaces` maps (switch, port) to the network device."""
+    def __init__(self, topology: Topology, interfaces: Mapping[tuple[str, str], str], *, buckets: int = 0) -> None:
+        """`interfaces` maps (switch, port) to the network device; `buckets` > 0: a table for each bucket of a hash."""
         self.topology = topology
         self._interfaces = interfaces
-        self._method = method
+        self._buckets = buckets
         self._prefixes = tor_prefixes(topology)
         self._withdrawn: frozenset[str] = frozenset()
         self._down: frozenset[tuple[str, str]] = frozenset()
@@ -200,7 +191,7 @@ class RouteManager:
         family = "-6 " if ":" in prefix else ""
         live = [h for h in hops if (switch, self._device(h)) not in self._down]
         lines = []
-        for table in (0, *range(BUCKET_TABLE + 1, BUCKET_TABLE + 1 + self._method.buckets)):
+        for table in (0, *range(BUCKET_TABLE + 1, BUCKET_TABLE + 1 + self._buckets)):
             where = f" table {table}" if table else ""
             if replacing and not live:
                 lines.append(f"{family}route del {prefix}{where}")

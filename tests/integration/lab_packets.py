@@ -25,7 +25,7 @@ def trace(source: str, target: str, ttl: int, first: int, count: int, gap: float
 
     def collect(seconds: float) -> None:
         end = time.monotonic() + seconds
-        while select.select([icmp], [], [], max(0.0, end - time.monotonic()))[0]:
+        while len(answers) < count and select.select([icmp], [], [], max(0.0, end - time.monotonic()))[0]:
             packet, address = icmp.recvfrom(2048)
             message = packet if six else packet[(packet[0] & 15) * 4 :]
             if message[0] != (3 if six else 11):  # time exceeded
