@@ -14,6 +14,7 @@ from controller.reach import Reach
 from pingmesh.messages import INTER_TOR, Flow, TracedPath
 
 MAX_CLASSES = 16
+MAX_TTL = 32
 
 
 class Line(msgspec.Struct, array_like=True):
@@ -166,7 +167,7 @@ class Book:
         index = self.where.get(base)
         if index is None or line.kind != INTER_TOR:
             return False
-        walk = self._reach.walk(source, line.target, p.hops)
+        walk = self._reach.walk(source, line.target, [(ttl, a) for ttl, a in p.hops if 1 <= ttl <= MAX_TTL])
         if not walk.links and not walk.complete:
             return False
         known = self.paths.get(base.tuple5)

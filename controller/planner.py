@@ -172,7 +172,8 @@ class Planner:
         new = start(self._draft())
         self.book.add(new, now_ns)
         if new or self.phase is Phase.SETTLING:
-            self.phase, self._round_ns = Phase.BUILDING, now_ns
+            # The first round of top-up need not wait for traces: what Eq. (1) will leave open is known on average.
+            self.phase, self._round_ns = Phase.BUILDING, now_ns - ROUND_NS
         log.info("lists follow registrations", extra={"rnics": len(self.listed), "new_tuples": len(new)})
 
     def _join_mesh(self, now_ns: int) -> None:
@@ -238,9 +239,9 @@ class Planner:
         gaps = {k for k, x in self._lacking.items() if x.rounds < FRUITLESS_ROUNDS}
         gaps |= self._without(leaving)
         if not gaps:
-            self._twin(now_ns)
             if not cov.untraced or now_ns - self._round_ns > 4 * ROUND_NS:
-                self.book.drop(e for e in leaving)
+                self.book.drop(leaving)
+                self._twin(now_ns)
                 self._set_steady(now_ns)
             return
         traced = not cov.tuples or 1 - cov.untraced / cov.tuples >= TRACED_SHARE
@@ -252,7 +253,7 @@ class Planner:
                 for link in gaps & self._lacking.keys():  # nobody can add anything: leave it to the slow loop
                     self._lacking[link].rounds = FRUITLESS_ROUNDS
                 if gaps <= self._without(leaving):
-                    self.book.drop(e for e in leaving)
+                    self.book.drop(leaving)
             self._twin(now_ns)
 
     def _set_steady(self, now_ns: int) -> None:
@@ -283,8 +284,9 @@ class Planner:
             gone.update(self.book.paths.get(e.tuple5, ()))
         for w in self.coverage.links:
             if w.link in gaps:
-                slow = (self.plan.link_rate - w.rate) / self.plan.flow_rate if w.flows else 0.0
-                need[w.link] = max(self.plan.link_tuples - w.flows + gone[w.link], min(slow, self.plan.link_tuples))
+                need[w.link] = self.plan.link_tuples - w.flows + gone[w.link]
+                if self._has_room(w.link):
+                    need[w.link] = max(need[w.link], (self.plan.link_rate - w.rate) / self.plan.flow_rate)
         for (source, target, _), since_ns in self.book.pending.items():
             ends = source in self.listed and target in self.listed and source.split("/")[0] in self.walking
             if ends and now_ns - since_ns < EXPECT_NS:
@@ -295,6 +297,11 @@ class Planner:
         new = top_up(self._draft(), need)
         self.book.add(new, now_ns)
         return len(new)
+
+    def _has_room(self, link: str) -> bool:
+        """Whether more tuples over a link would mean more probes: not where the cap binds for all who could send."""
+        sources = {a for a, _ in self.reach.pairs_over[link]}
+        return any(n in self.listed and n not in self._capped for a in sources for n in self.reach.members[a])
 
     def _twin(self, now_ns: int) -> None:
         if self.classes:

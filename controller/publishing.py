@@ -13,7 +13,6 @@ from pingmesh.messages import (
     OpenIncidents,
     Peer,
     PeerUpdate,
-    ProbeClass,
     ProbeList,
     Registry,
     encode,
@@ -128,7 +127,7 @@ class Publisher:
             device=record.info.device,
             number=record.number,
             list_version=c.book.versions[name],
-            classes=[_fit(k, record.info.mtu, peers) for k, _ in c.classes],
+            classes=[k for k, _ in c.classes],
             flows=sheet.flows,
             peers=peers,
             max_rate=c.settings.controller.max_rate,
@@ -197,9 +196,3 @@ class Publisher:
         if payload != self._coverage:
             await self._c.bus.publish(self.topic(topics.CONTROLLER, topics.COVERAGE), payload, qos=1, retain=True)
             self._coverage = payload
-
-
-def _fit(c: ProbeClass, mtu: int, peers: Iterable[Peer]) -> ProbeClass:
-    """Bound a class's size by the smallest MTU of the RNIC and those it probes."""
-    size = min([c.size, mtu, *(p.mtu for p in peers)])
-    return ProbeClass(name=c.name, dscp=c.dscp, size=size)

@@ -249,7 +249,7 @@ def probe_classes(settings: Settings) -> list[tuple[ProbeClass, float]]:
 
 
 LARGE = 4096
-"""Payload bytes of the large class, before an RNIC's and its peers' MTU bound it."""
+"""Payload bytes of the large class; agents bound it by the smaller MTU of each pair."""
 FURTHER_SHARE = 0.25
 """Of the tuples of each link are probed in a further class too, unless the settings say otherwise."""
 

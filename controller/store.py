@@ -186,7 +186,7 @@ class Store:
 def _likeness(incident: Incident, v: Verdict) -> int:
     if v.component == incident.component:
         same = (incident.direction == v.direction) + (incident.symptom == v.symptom) + (incident.cls == v.cls)
-        return 10 + same
+        return 10 + 2 * same + (incident.alternatives == v.alternatives)
     return 1 + (incident.symptom == v.symptom) if v.component in incident.alternatives else 0
 
 
