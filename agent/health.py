@@ -19,6 +19,8 @@ from pingmesh.messages import Health, RnicHealth
 log = logging.getLogger(__name__)
 
 TICK_S = 0.05
+STALL_S = 0.1
+"""A loop this late is told at once, once a second at most: probes will look late or lost for no fault of the fabric."""
 STEP_NS = 1_000_000_000
 """A wall clock that moves by more than this against the monotonic one has been stepped."""
 
@@ -77,12 +79,14 @@ class HealthMonitor:
         rnics: Callable[[bool], list[RnicHealth]] = lambda _: [],
         read_delay: Callable[[], float] = lambda: 0.0,
         on_factor: Callable[[float], None] = lambda _: None,
+        on_stall: Callable[[], None] = lambda: None,
         cgroup: CgroupCpu | None = None,
         clocks: Clocks | None = None,
     ) -> None:
         self._rnics = rnics
         self._read_delay = read_delay
         self._on_factor = on_factor
+        self._on_stall = on_stall
         self._cgroup = cgroup or CgroupCpu()
         self._clocks = clocks or Clocks()
         self.fail_slow = FailSlow(budget)
@@ -104,18 +108,24 @@ class HealthMonitor:
     async def run(self) -> None:
         """Tick until cancelled: the loop's lag each 50 ms, clock and cost once a second."""
         ticks = 0
+        stalled, told = False, -1.0
         while True:
             self._due = self._clocks.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
-            self._note_lag()
+            stalled |= self._note_lag() >= STALL_S
+            now = self._clocks.monotonic()
+            if stalled and now - told >= 1.0:
+                stalled, told = False, now
+                self._on_stall()
             ticks += 1
             if ticks % 20 == 0:
                 self.second()
 
-    def _note_lag(self) -> None:
+    def _note_lag(self) -> float:
         # Also from `peek`: after a stall a question may be answered before the overdue tick runs.
-        if self._due is not None:
-            self._loop_lag = max(self._loop_lag, self._clocks.monotonic() - self._due)
+        lag = self._clocks.monotonic() - self._due if self._due is not None else 0.0
+        self._loop_lag = max(self._loop_lag, lag)
+        return lag
 
     def second(self) -> None:
         """Once a second: watch the wall clock and the own cost."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -17,7 +18,11 @@ log = logging.getLogger(__name__)
 
 EXCEPTION_GAP_S = 0.1
 EXCEPTION_EVENTS = 500
+HEALTH_GAP_S = 1.0
+"""Exceptions carry health once a second: whoever reads of lateness must see at once whether we were late ourselves."""
 PATHS_GAP_S = 0.5
+PATHS_PATIENCE_S = 5.0
+"""Paths that are as they were may wait so long for others."""
 PATHS_BATCH = 50
 PATHS_KEPT = 2000
 FLUSH_GAP_S = 0.02
@@ -92,6 +97,7 @@ class Publisher:
         self._events: deque[Event] = deque()
         self._left_out = 0
         self._with_health = False
+        self._health_sent = -HEALTH_GAP_S
         self._paths: dict[tuple[int, int, int, int], TracedPath] = {}
         self._exception_ready = asyncio.Event()
         self._report_ready = asyncio.Event()
@@ -118,14 +124,15 @@ class Publisher:
         self.spool.add(encode(report))
         self._report_ready.set()
 
-    def path(self, path: TracedPath) -> None:
-        """Queue a traced path; a newer one of the same flow replaces it."""
+    def path(self, path: TracedPath, urgent: bool = True) -> None:
+        """Queue a traced path; a newer one of the same flow replaces it. Not `urgent`: it may wait for company."""
         key = (path.role, path.rnic, path.list_version, path.index)
         self._paths.pop(key, None)
         self._paths[key] = path
         while len(self._paths) > PATHS_KEPT:
             del self._paths[next(iter(self._paths))]
-        self._path_ready.set()
+        if urgent or len(self._paths) >= PATHS_BATCH:
+            self._path_ready.set()
 
     def connected(self) -> None:
         """There is a broker again."""
@@ -157,7 +164,8 @@ class Publisher:
         self._exception_ready.clear()
         if not self._events and not self._with_health:
             return False
-        events, more, health = list(self._events), self._left_out, self._with_health
+        health = self._with_health or time.monotonic() - self._health_sent >= HEALTH_GAP_S
+        events, more = list(self._events), self._left_out
         self._events.clear()
         self._left_out, self._with_health = 0, False
         s = self._sender
@@ -179,6 +187,8 @@ class Publisher:
             self._with_health |= health
             self._exception_ready.set()
             return False
+        if health:
+            self._health_sent = time.monotonic()
         return True
 
     async def _run_reports(self) -> None:
@@ -207,7 +217,9 @@ class Publisher:
 
     async def _run_paths(self) -> None:
         while True:
-            await self._path_ready.wait()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PATHS_PATIENCE_S):
+                    await self._path_ready.wait()
             await self._connected.wait()
             await self.send_paths()
             await asyncio.sleep(PATHS_GAP_S)

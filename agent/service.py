@@ -92,6 +92,7 @@ class Agent:
             rnics=self._rnic_health,
             read_delay=lambda: self.engine.take_read_delay() / 1e9,
             on_factor=self._set_rate,
+            on_stall=self._stalled,
         )
         self.publisher = Publisher(sender, settings.agent.spool_reports, self.health.peek)
         self.health.spooled = lambda: (len(self.publisher.spool), self.publisher.spool.dropped)
@@ -243,6 +244,9 @@ class Agent:
 
     def _set_rate(self, factor: float) -> None:
         self.engine.rate_factor = factor
+
+    def _stalled(self) -> None:
+        self.publisher.tell_health()
 
     def _rnic_health(self, peek: bool) -> list[RnicHealth]:
         rnics = self.engine.rnic_health(peek=peek)

@@ -53,6 +53,9 @@ class Tuple5:
     lossy: bool = False
     busy: bool = False
     waiting: int = 0
+    urgent: bool = False
+    """Whether somebody waits for the path now being traced."""
+    last_hops: dict[int, str | None] = field(default_factory=dict)
     hops: dict[int, str | None] = field(default_factory=dict)
     answered_ns: int = 0
     """When the last packet of this trace left that was answered."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from agent.icmp import Quoted
-from agent.trace_queue import MAX_TTL, Bucket, FlowKey, TraceFlow, Tuple5
+from agent.trace_queue import MAX_TTL, Bucket, FlowKey, TraceFlow, Tuple5, Urgency
 from pingmesh.messages import TracedPath
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,9 @@ class _Shot:
 
 
 class DeviceTracer:
-    """Traces the tuples of one RNIC, both roles. `on_path` takes each finished path.
+    """Traces the tuples of one RNIC, both roles.
+
+    `on_path` takes each finished path, and whether it is news: new, changed, or asked for.
 
     Does no waiting of its own: whoever owns it calls `step` when it asked to be called, and `answer`.
     """
@@ -59,7 +61,7 @@ class DeviceTracer:
     def __init__(
         self,
         sender: LimitedSender,
-        on_path: Callable[[TracedPath], None],
+        on_path: Callable[[TracedPath, bool], None],
         now_ns: Callable[[], int],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -137,7 +139,9 @@ class DeviceTracer:
         ranked = [(rank, i, t) for i, t in enumerate(self._tuples.values()) if t.flows and (rank := t.rank(now))]
         if not ranked:
             return False
-        t5 = min(ranked)[2]
+        (urgency, _), _, t5 = min(ranked)
+        t5.urgent = urgency is not Urgency.OLDEST
+        t5.last_hops = t5.hops
         t5.busy, t5.asked, t5.lossy = True, False, False
         t5.hops, t5.answered_ns = {}, 0
         ttls = [t + 1 for t in range(MAX_TTL) if t5.mask >> t & 1]
@@ -185,10 +189,11 @@ class DeviceTracer:
         t5.busy = False
         t5.traced_at = self._monotonic()
         at_ns = t5.answered_ns or self._now_ns()
+        news = t5.urgent or t5.hops != t5.last_hops
         for (role, rnic, version, index), mask in t5.flows.items():
             hops = [(ttl, who) for ttl, who in sorted(t5.hops.items()) if mask >> (ttl - 1) & 1]
             if hops:
-                self._on_path(TracedPath(role, rnic, version, index, t5.sport, hops, at_ns))
+                self._on_path(TracedPath(role, rnic, version, index, t5.sport, hops, at_ns), news)
 
 
 def payload(ttl: int) -> bytes:

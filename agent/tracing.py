@@ -29,7 +29,7 @@ class Tracing:
     def __init__(
         self,
         flows: Callable[[], Iterable[TracedFlow]],
-        on_path: Callable[[TracedPath], None],
+        on_path: Callable[[TracedPath, bool], None],
         now_ns: Callable[[], int],
     ) -> None:
         self._flows = flows

@@ -95,7 +95,7 @@ async def trace(family: int) -> dict[str, object]:
     paths: dict[int, TracedPath] = {}
     complete = asyncio.Event()
 
-    def on_path(path: TracedPath) -> None:
+    def on_path(path: TracedPath, news: bool) -> None:
         paths[path.index] = path
         if len(paths) == len(wanted):
             complete.set()

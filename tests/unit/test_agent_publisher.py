@@ -166,3 +166,29 @@ async def test_paths_go_in_batches_and_a_newer_one_replaces_an_older() -> None:
     assert len(first.paths) == PATHS_BATCH
     assert {p.index: p.hops for p in second.paths}[PATHS_BATCH] == [(2, "10.0.0.9")]
     assert len(second.paths) == 10
+
+
+async def test_paths_that_are_as_they_were_wait_for_others() -> None:
+    broker = Broker()
+    async with running(broker) as publisher:
+        publisher.path(path(1), urgent=False)
+        await asyncio.sleep(0.1)
+        assert broker.got == []
+        publisher.path(path(2))
+        await asyncio.sleep(0.1)
+        (message,) = broker.messages(Paths)
+        assert [p.index for p in message.paths] == [1, 2]
+        await asyncio.sleep(0.5)
+        for i in range(PATHS_BATCH):
+            publisher.path(path(i), urgent=False)
+        await asyncio.sleep(0.1)
+    assert len(broker.messages(Paths)) == 2
+
+
+async def test_the_first_exceptions_of_each_second_carry_health() -> None:
+    broker = Broker()
+    async with running(broker) as publisher:
+        for i in range(3):
+            publisher.event(event(i))
+            await asyncio.sleep(0.15)
+    assert [m.health is not None for m in broker.messages(Exceptions)] == [True, False, False]

@@ -32,7 +32,7 @@ class Wire:
 
 def tracer(wire: Wire, quiet: float = 10.0) -> tuple[DeviceTracer, list[TracedPath]]:
     paths: list[TracedPath] = []
-    t = DeviceTracer(wire, paths.append, lambda: int(wire.now * 1e9), lambda: wire.now)
+    t = DeviceTracer(wire, lambda path, _: paths.append(path), lambda: int(wire.now * 1e9), lambda: wire.now)
     t.bucket = Bucket(quiet=quiet, suspicion=50.0, tokens=max(1.0, quiet), filled_at=wire.now)
     return t, paths
 
@@ -184,6 +184,20 @@ def test_a_known_path_is_confirmed_each_round_and_no_more_often() -> None:
     run(t, wire, 3 * ROUND_S + 1, "10.9.0.2")
     assert len(paths) == 4
     assert [b.at_ns - a.at_ns >= ROUND_S * 1e9 for a, b in itertools.pairwise(paths)] == [True] * 3
+
+
+def test_only_news_is_urgent() -> None:
+    wire = Wire()
+    told: list[tuple[list[tuple[int, str | None]], bool]] = []
+    t = DeviceTracer(wire, lambda p, news: told.append((p.hops, news)), lambda: 0, lambda: wire.now)
+    t.set_flows([flow(0, 50000)])
+    run(t, wire, ROUND_S, "10.9.0.2")
+    run(t, wire, ROUND_S, "10.9.0.2")
+    run(t, wire, ROUND_S, "10.9.0.9")
+    t.ask([(0, 1, 3, 0)])
+    run(t, wire, 1.0, "10.9.0.9")
+    a, b = [(2, "10.9.0.2")], [(2, "10.9.0.9")]
+    assert told == [(a, True), (a, False), (b, True), (b, True)]
 
 
 def test_a_new_list_version_makes_known_tuples_new() -> None:
