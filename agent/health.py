@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 STALL_S = 0.1
 """A loop this late is told at once, once a second at most: probes will look late or lost for no fault of the fabric."""
+CARRIED_S = 1.0
 STEP_NS = 1_000_000_000
 """A wall clock that moves by more than this against the monotonic one has been stepped."""
 
@@ -96,6 +97,7 @@ class HealthMonitor:
         self._delay = 0.0
         self._steps = 0
         self._due: float | None = None
+        self._last = (-CARRIED_S, 0.0, 0.0)
         self._anchor = self._offset()
         self._began = self._clocks.monotonic()
         self._wait = self._cgroup.read()
@@ -155,8 +157,16 @@ class HealthMonitor:
             self._on_factor(factor)
 
     def peek(self) -> Health:
-        """Health since the last report."""
-        return self._health(peek=True)
+        """Health since the last report.
+
+        Maxima of a report less than a second old are told again: the stall that it took with it is why we are asked.
+        """
+        health = self._health(peek=True)
+        at, lag, delay = self._last
+        if self._clocks.monotonic() - at < CARRIED_S:
+            health.loop_lag_max = max(health.loop_lag_max, lag)
+            health.read_delay_max = max(health.read_delay_max, delay)
+        return health
 
     def _health(self, *, peek: bool) -> Health:
         self._note_lag()
@@ -180,6 +190,7 @@ class HealthMonitor:
     def take(self) -> Health:
         """Health since the last report; the next period begins."""
         health = self._health(peek=False)
+        self._last = (self._clocks.monotonic(), health.loop_lag_max, health.read_delay_max)
         self._loop_lag = self._delay = 0.0
         self._steps = 0
         self._began, self._cpu = self._clocks.monotonic(), self._clocks.cpu()

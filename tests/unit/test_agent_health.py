@@ -90,7 +90,7 @@ def test_peek_begins_no_new_period_and_take_does(tmp_path: Path) -> None:
         asked.append(peek)
         return [RnicHealth(device="rnic0")]
 
-    delays = iter([0.25, 0.0, 0.0])
+    delays = iter([0.25, 0.0, 0.0, 0.0])
     t = Time()
     monitor = HealthMonitor(
         0.2, rnics=rnics, read_delay=lambda: next(delays), cgroup=nothing(tmp_path), clocks=t.clocks
@@ -99,8 +99,10 @@ def test_peek_begins_no_new_period_and_take_does(tmp_path: Path) -> None:
     assert monitor.peek().read_delay_max == pytest.approx(250.0)
     health = monitor.take()
     assert (health.read_delay_max, health.cpu_share) == (pytest.approx(250.0), pytest.approx(0.1))
+    assert monitor.peek().read_delay_max == pytest.approx(250.0), "told again within a second"
+    t.pass_(1.5)
     assert monitor.peek().read_delay_max == 0.0
-    assert asked == [True, False, True]
+    assert asked == [True, False, True, True]
 
 
 async def test_a_stalled_loop_is_seen_even_before_its_timer_runs(tmp_path: Path) -> None:
