@@ -7,6 +7,7 @@ of the flows is a mixture too (the flow is hit or is not), and both are rows of 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,7 +89,7 @@ class Likelihood:
     def __init__(self, evidence: Evidence, background: float, tolerated: float) -> None:
         self.evidence = evidence
         self.tolerated = min(max(tolerated, 1e-7), 0.5)
-        self._base: Floats = evidence.hops.astype(np.float64) * math.log1p(-min(background, 0.5))
+        self._base = self._survival(background)
         sizes = np.diff(evidence.set_ptr)
         self._log_weight = -np.log(np.maximum(sizes, 1))[evidence.slot_set]
         n, k = evidence.sent, evidence.lost
@@ -96,6 +97,15 @@ class Likelihood:
         self._any = -np.log(n + 1) - (log_factorial(n) - log_factorial(k) - log_factorial(n - k))
         self._views: dict[tuple[int, ...], _View] = {}
         self._grid = np.geomspace(self.tolerated, RATE_MAX, 22)
+
+    def _survival(self, background: float) -> Floats:
+        return self.evidence.hops.astype(np.float64) * math.log1p(-min(background, 0.5))
+
+    def at(self, background: float) -> Likelihood:
+        """The same with another background rate."""
+        other = copy.copy(self)
+        other._base = self._survival(background)
+        return other
 
     def part(self, elements: tuple[int, ...], rate: float, share: float) -> Part:
         """A lossy part with its mask over slots."""

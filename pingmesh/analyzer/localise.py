@@ -18,7 +18,7 @@ import numpy as np
 from pingmesh.analyzer.candidates import Candidate, candidates_of
 from pingmesh.analyzer.evidence import Evidence, Observation, compile_evidence
 from pingmesh.analyzer.scan import mean_hops
-from pingmesh.analyzer.search import PRIOR_LOST, Chosen, Search
+from pingmesh.analyzer.search import PRIOR_LOST, Choices, Chosen, Search
 
 __all__ = ["Candidate", "Localiser", "Observation", "Suspect", "candidates_of", "localise", "localise_evidence"]
 
@@ -98,22 +98,26 @@ def localise_evidence(evidence: Evidence, candidates: Sequence[Candidate], *, no
         # A quarter of a loss at a quarter of `noise` as prior: no losses in little evidence are no proof of silence.
         return (lost + PRIOR_LOST) / (exposure + 1 / max(noise, 1e-7))
 
-    unexplained = total = float(np.sum(evidence.lost * evidence.flows))
+    total = float(np.sum(evidence.lost * evidence.flows))
     rate = background(total)
+    choices = Choices(evidence, candidates)
+    if not choices.items:
+        return []
     chosen: list[Chosen] = []
+    before: list[Candidate] | None = None
     for _ in range(5):
-        search = Search(evidence, candidates, rate, max(noise, 1.5 * rate))
+        search = Search(evidence, choices, rate, max(noise, 1.5 * rate))
         chosen = search.settle(search.greedy([]))
+        named = sorted((x.choice.candidate for x in chosen), key=lambda c: c.order)
         if chosen:
-            unexplained = search.unexplained(chosen)
-        elif unexplained < total:
-            break
+            again = search.rest(chosen, background)
+        elif before is None:
+            again = background(total - search.doubtful(total))
         else:
-            unexplained -= search.doubtful(total)
-        again = background(unexplained)
-        if 0.7 < again / rate < 1.4:
             break
-        rate = again
+        if 0.7 < again / rate < 1.4 or (named == before and again > rate / 4):
+            break
+        before, rate = named, again
     found = [_suspect(search, x, chosen) for x in chosen]
     return sorted(found, key=lambda s: (-round(s.score, 6), s.candidate.order))
 

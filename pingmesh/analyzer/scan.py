@@ -45,6 +45,7 @@ class Scan:
         clean_sent = self._by_set(e.sent * e.flows * clean)
         clean_flows = self._by_set(e.flows * clean)
         self.sent = self._by_element(self._by_set(e.sent * e.flows)[pair_set] * pair_share, pair_element)
+        self.lost = self._by_element(self._by_set(e.lost * e.flows)[pair_set], pair_element)
         self._known_sent = self._by_element(clean_sent[pair_set] * is_known, pair_element)
         self._known_flows = self._by_element(clean_flows[pair_set] * is_known, pair_element)
 

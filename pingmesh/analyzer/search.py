@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pingmesh.analyzer.candidates import Candidate
-from pingmesh.analyzer.evidence import Evidence
+from pingmesh.analyzer.evidence import Evidence, Floats
 from pingmesh.analyzer.likelihood import Fit, Likelihood, Part
 from pingmesh.analyzer.scan import Scan, set_elements
 
@@ -199,9 +199,8 @@ class Search:
     def merge(self, chosen: Sequence[Chosen]) -> list[Chosen]:
         """Replace suspects by a group that holds at least two of them and explains as much for less."""
         out = list(chosen)
-        groups = {
-            id(g): g for x in chosen for e in x.choice.elements for g in self.by_element[e] if len(g.elements) > 1
-        }
+        by_element = self.choices.by_element
+        groups = {g.number: g for x in chosen for e in x.choice.elements for g in by_element[e] if len(g.elements) > 1}
         for group in sorted(groups.values(), key=lambda g: (len(g.elements), g.candidate.order)):
             members = [x for x in out if x.choice.elements < group.elements]
             if len(members) < 2:
@@ -214,7 +213,7 @@ class Search:
         return out
 
     def rivals(self, chosen: Chosen, others: Sequence[Part]) -> list[Chosen]:
-        """Candidates that touch most of a suspect's losses and could stand in for it, best first; without itself."""
+        """Candidates that touch most of a suspect's losses and could stand in for it."""
         e = self.evidence
         lost = np.zeros(len(e.lost))
         for part in chosen.parts:
@@ -222,19 +221,15 @@ class Search:
             lost[groups] += own
         groups = np.flatnonzero(lost)
         owner, elements, _ = set_elements(e, e.group_set[groups])
-        touching = np.bincount(elements, weights=lost[groups][owner], minlength=len(e.elements))
-        near = {
-            id(c): c
-            for i in np.flatnonzero(touching > 0)
-            for c in self.by_element.get(int(i), ())
-            if touching[list(c.elements)].sum() >= 0.6 * lost.sum() and c is not chosen.choice
-        }
-        return [
-            Chosen(c, parts, score)
-            for c in sorted(near.values(), key=lambda c: c.candidate.order)
-            for score, parts in (self.fit(c, others),)
-            if parts and score > 0
-        ]
+        touching = np.bincount(elements, weights=lost[groups][owner], minlength=len(e.elements)).astype(np.float64)
+        near = np.flatnonzero(self.choices.sums(touching) >= 0.6 * lost.sum())
+        out = []
+        for choice in (self.choices.items[i] for i in near):
+            if choice is not chosen.choice:
+                score, parts = self.fit(choice, others)
+                if parts and score > 0:
+                    out.append(Chosen(choice, parts, score))
+        return out
 
     def settle(self, chosen: Sequence[Chosen]) -> list[Chosen]:
         """Exchange each suspect for a better rival, given all others, until nothing moves (at most three rounds)."""
@@ -261,20 +256,27 @@ class Search:
         background has a gamma prior, and integrating over it gives the candidate what it costs the noise to explain
         its losses one by one.
         """
-        strongest = self.best(self.choices, [], -self.single_cost)
+
+        def relief(lost: float) -> float:
+            rest = max(total - lost, 0.0) + PRIOR_LOST
+            return lost * math.log(total + PRIOR_LOST) + math.lgamma(rest) - math.lgamma(total + PRIOR_LOST)
+
+        most = min(float(self.scan.lost.max(initial=0.0)), total)
+        strongest = self.best(self.choices.items, [], -relief(most))
         if strongest is None:
             return 0.0
         lost = sum(float(self.model.attributed(p, [])[2].sum()) for p in strongest.parts)
-        relief = lost * math.log(total + PRIOR_LOST)
-        relief += math.lgamma(max(total - lost, 0.0) + PRIOR_LOST) - math.lgamma(total + PRIOR_LOST)
-        return lost if strongest.score + relief > strongest.choice.cost else 0.0
+        return lost if strongest.score + relief(lost) > strongest.choice.cost else 0.0
 
-    def unexplained(self, chosen: Sequence[Chosen]) -> float:
-        """Losses that no suspect explains."""
-        lost = self.evidence.lost * self.evidence.flows
-        total = float(lost.sum())
-        for x in chosen:
-            for p in x.parts:
-                others = [q for y in chosen for q in y.parts if q is not p]
-                total -= float(self.model.attributed(p, others)[2].sum())
-        return max(total, 0.0)
+    def rest(self, chosen: Sequence[Chosen], background: Callable[[float], float]) -> float:
+        """The background rate (a function of the losses that no suspect explains) at which it reproduces itself."""
+        total = float((self.evidence.lost * self.evidence.flows).sum())
+        parts = [p for x in chosen for p in x.parts]
+        rate, model = self.scan.background, self.model
+        for _ in range(10):
+            explained = sum(float(model.attributed(p, [q for q in parts if q is not p])[2].sum()) for p in parts)
+            last, rate = rate, background(max(total - explained, 0.0))
+            if 0.8 < rate / last < 1.25:
+                break
+            model = model.at(rate)
+        return rate
