@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from typing import NamedTuple
 
 PORT = 4791
 UD_SEND_ONLY = 100
@@ -61,30 +62,25 @@ def pseudo6(source: bytes, destination: bytes) -> int:
     return int.from_bytes(source) + int.from_bytes(destination) + _PROTOCOL_UDP
 
 
-def build(
-    buffer: bytearray,
-    prefix: int,
-    sport: int,
-    qpn: int,
-    qkey: int,
-    psn: int,
-    source_qpn: int,
-    payload: bytes | bytearray,
-    spoil: int = 0,
-) -> None:
-    """Fill a buffer of exactly HEAD + payload + padding + TAIL bytes (a multiple of 4) with a frame.
+def head(prefix: int, length: int, sport: int, qpn: int, qkey: int, source_qpn: int) -> tuple[bytes, int]:
+    """The first HEAD bytes of a frame of `length` bytes in all (a multiple of 4), and the ICRC's value after them.
 
-    Padding is what the buffer holds (part of the payload, by our classes' sizes; BTH's pad count stays 0). The UDP
-    checksum is zero, as RNICs send it. `spoil` is XORed to the ICRC.
+    The UDP checksum is zero, as RNICs send it. So are the PSN and the pad count: no receiver looks at a UD packet's
+    PSN, and with a fixed one all headers of a flow are computed once.
     """
-    size = len(buffer)
-    end = size - TAIL
+    buffer = bytearray(HEAD)
     _pack_head(
-        buffer, 0, sport, PORT, size, 0xFFFF, UD_SEND_ONLY, 0, DEFAULT_PKEY, _RESERVED | qpn, psn, qkey, source_qpn
+        buffer, 0, sport, PORT, length, 0xFFFF, UD_SEND_ONLY, 0, DEFAULT_PKEY, _RESERVED | qpn, 0, qkey, source_qpn
     )
-    buffer[HEAD : HEAD + len(payload)] = payload
-    _pack_icrc(buffer, end, _crc32(memoryview(buffer)[:end], prefix) ^ spoil)
+    crc = _crc32(buffer, prefix)
     buffer[6] = buffer[7] = buffer[12] = 0
+    return bytes(buffer), crc
+
+
+def put_icrc(frame: bytearray, view: memoryview, crc: int, spoil: int = 0) -> None:
+    """Complete a frame whose payload is in place; `crc` as from `head`. `spoil` is XORed to the ICRC."""
+    end = len(frame) - TAIL
+    _pack_icrc(frame, end, _crc32(view[HEAD:end], crc) ^ spoil)
 
 
 def add_checksum6(buffer: bytearray, pseudo: int) -> None:
@@ -94,26 +90,39 @@ def add_checksum6(buffer: bytearray, pseudo: int) -> None:
     _CHECKSUM.pack_into(buffer, 6, checksum)
 
 
-def open_frame(
-    buffer: bytearray, view: memoryview, start: int, end: int, prefix: int
-) -> tuple[int, int, int, int, int]:
-    """Check the frame in buffer[start:end] (from the UDP header to the ICRC); `view` is a view of `buffer`.
+class Opened(NamedTuple):
+    """What the first HEAD bytes of a received frame say, and the ICRC's value after them."""
 
-    Returns (UDP source port, destination QPN, Q_Key, source QPN, end of the payload). Raises BadFrameError. Changes
-    the masked fields in the buffer.
+    crc: int
+    length: int
+    padding: int
+    sport: int
+    qpn: int
+    qkey: int
+    source_qpn: int
+
+
+def open_head(buffer: bytearray, start: int, length: int, prefix: int) -> Opened:
+    """Read the headers of the frame at `start` that has `length` bytes from the UDP header to the ICRC.
+
+    Raises BadFrameError.
     """
-    if end - start < HEAD + TAIL:
+    if length < HEAD + TAIL:
         raise BadFrameError("short")
-    sport, port, length, _, opcode, flags, _, qpn, _, qkey, source_qpn = _unpack_head(buffer, start)
-    if length != end - start or port != PORT:
+    sport, port, udp_length, _, opcode, flags, _, qpn, _, qkey, source_qpn = _unpack_head(buffer, start)
+    if udp_length != length or port != PORT:
         raise BadFrameError("length")
     if opcode != UD_SEND_ONLY or flags & 0x0F:
         raise BadFrameError("opcode")
-    buffer[start + 6] = buffer[start + 7] = buffer[start + 12] = 0xFF
-    tail = end - TAIL
-    if _crc32(view[start:tail], prefix) != _unpack_icrc(buffer, tail)[0]:
-        raise BadFrameError("icrc")
-    tail -= (flags >> 4) & 3
-    if tail < start + HEAD:
+    padding = flags >> 4 & 3
+    if length < HEAD + padding + TAIL:
         raise BadFrameError("padding")
-    return sport, qpn & QPN_MASK, qkey, source_qpn & QPN_MASK, tail
+    masked = buffer[start : start + HEAD]
+    masked[6] = masked[7] = masked[12] = 0xFF
+    return Opened(_crc32(masked, prefix), length, padding, sport, qpn & QPN_MASK, qkey, source_qpn & QPN_MASK)
+
+
+def intact(buffer: bytearray, view: memoryview, start: int, end: int, crc: int) -> bool:
+    """Whether the ICRC at the end of buffer[start:end] is right; `crc` as in Opened."""
+    tail = end - TAIL
+    return bool(_crc32(view[start + HEAD : tail], crc) == _unpack_icrc(buffer, tail)[0])

@@ -83,47 +83,40 @@ class IncomingFlow:
 class _Answer:
     """One probe's ACKs: ACK2 follows when ACK1's send stamp is known."""
 
-    __slots__ = ("ack", "dscp", "flow", "header", "history", "responder", "row", "rx_ns")
+    __slots__ = ("_ack", "_dscp", "_responder", "_row", "_rx_ns", "_sport", "_target")
 
     def __init__(
-        self, responder: Responder, flow: IncomingFlow, row: ResponderRow, header: probe.Header, ack: bytearray
+        self,
+        responder: Responder,
+        target: Target,
+        row: ResponderRow,
+        sport: int,
+        dscp: int,
+        ack: bytearray,
+        rx_ns: int,
     ) -> None:
-        self.responder = responder
-        self.flow = flow
-        self.row = row
-        self.header = header
-        self.ack = ack
-        self.dscp = 0
-        self.history = 0
-        self.rx_ns = 0
-
-    def send(self, kind: int, delay: int, stamp: bool) -> int:
-        """Send one of the ACKs; its stamp, if known. Raises OSError."""
-        header, flow, transport = self.header, self.flow, self.responder.transport
-        probe.answer(
-            self.ack,
-            kind,
-            header,
-            flags=0,
-            dscp=self.dscp & 0xFF,
-            left=transport.source_port(header.sport),
-            history=self.history,
-            delay=delay,
-        )
-        assert flow.target is not None
-        return transport.send(flow.target, header.sport, header.dscp, self.ack, probe.SIZE, stamp)
+        self._responder = responder
+        self._target = target
+        self._row = row
+        self._sport = sport
+        self._dscp = dscp
+        self._ack = ack
+        self._rx_ns = rx_ns
 
     def stamped(self, ns: int) -> None:
         """ACK1 left: so may ACK2."""
         if not ns:
             return
+        responder, row = self._responder, self._row
+        probe.answer_again(self._ack, ns - self._rx_ns)
         try:
-            self.send(probe.ACK2, ns - self.rx_ns, False)
+            responder.transport.send(self._target, self._sport, self._dscp, self._ack, probe.SIZE, False)
         except OSError:
-            self.responder.send_errors += 1
+            responder.send_errors += 1
             return
-        self.row.ack2 += 1
-        self.responder.touch(self.row)
+        row.ack2 += 1
+        if not row.dirty:
+            responder.touch(row)
 
 
 class Responder:
@@ -171,27 +164,29 @@ class Responder:
             return
         flow.dscp = header.dscp
         row.received += 1
-        self.touch(row)
+        if not row.dirty:
+            self.touch(row)
         if dscp >= 0 and dscp != header.dscp:
             row.mismatched += 1
-        answer = _Answer(self, flow, row, header, ack)
-        answer.dscp, answer.history, answer.rx_ns = dscp, history, rx_ns
+        transport, target, sport = self.transport, flow.target, header.sport
+        assert target is not None
+        probe.answer(ack, header, flags=0, dscp=dscp & 0xFF, left=transport.source_port(sport), history=history)
         try:
-            tx_ns = answer.send(probe.ACK1, 0, True)
+            tx_ns = transport.send(target, sport, header.dscp, ack, probe.SIZE, True)
         except OSError:
             self.send_errors += 1
             return
         row.ack1 += 1
+        answer = _Answer(self, target, row, sport, header.dscp, ack, rx_ns)
         if tx_ns:
             answer.stamped(tx_ns)
         else:
-            self.transport.await_stamp(answer)
+            transport.await_stamp(answer)
 
     def touch(self, row: ResponderRow) -> None:
         """The row has something to report."""
-        if not row.dirty:
-            row.dirty = True
-            self._dirty.append(row)
+        row.dirty = True
+        self._dirty.append(row)
 
     def _learn(self, flow: IncomingFlow, header: probe.Header, source: str, qpn: int) -> bool:
         try:
@@ -206,7 +201,7 @@ class Responder:
     def _answer_stale(self, header: probe.Header, ack: bytearray, source: str, qpn: int, dscp: int) -> None:
         self.stale += 1
         left = self.transport.source_port(header.sport)
-        probe.answer(ack, probe.ACK1, header, flags=probe.STALE, dscp=dscp & 0xFF, left=left, history=0, delay=0)
+        probe.answer(ack, header, flags=probe.STALE, dscp=dscp & 0xFF, left=left, history=0)
         try:
             target = self.transport.target(source, qpn, header.qkey)
             self.transport.send(target, header.sport, header.dscp, ack, probe.SIZE, False)

@@ -65,9 +65,9 @@ def bare_frame() -> bytearray:
     from agent import frames
     from pingmesh import probe
 
-    frame = bytearray(frames.HEAD + probe.SIZE + frames.TAIL)
-    frames.build(frame, 0, 0xC000, 0x123, 1, 0, 0x456, bytes(probe.SIZE))
-    return frame
+    length = frames.HEAD + probe.SIZE + frames.TAIL
+    head, _ = frames.head(0, length, 0xC000, 0x123, 1, 0x456)
+    return bytearray(head + bytes(probe.SIZE + frames.TAIL))
 
 
 def bare_prober(rate: float, seconds: float) -> None:
@@ -247,7 +247,9 @@ class Rig:
     """Two namespaces (this process's own and another) and veth pairs between them."""
 
     def __init__(self, rnics: int) -> None:
-        self.other = subprocess.Popen(["unshare", "--net", "--kill-child", "sleep", "infinity"], stdout=subprocess.DEVNULL)
+        self.other = subprocess.Popen(
+            ["unshare", "--net", "--kill-child", "sleep", "infinity"], stdout=subprocess.DEVNULL
+        )
         time.sleep(0.3)
         self.enter = ["nsenter", f"--net=/proc/{self.other.pid}/ns/net"]
         run = subprocess.run
@@ -357,7 +359,12 @@ def main() -> int:
     rig = Rig(8)
     try:
         result: dict[str, object] = {"python": platform.python_version(), "kernel": platform.release()}
-        result |= {"cores": os.cpu_count(), "load_before": os.getloadavg()[0], "seconds": seconds, "mqtt": "not included"}
+        result |= {
+            "cores": os.cpu_count(),
+            "load_before": os.getloadavg()[0],
+            "seconds": seconds,
+            "mqtt": "not included",
+        }
         print("100 probes/s, one RNIC")
         bare_slow = measure_bare(rig, 100, seconds)
         show("bare loop", dict(bare_slow))

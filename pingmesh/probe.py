@@ -47,9 +47,10 @@ HISTORY_MASK = (1 << HISTORY_BITS) - 1
 _HEADER = struct.Struct("!HBBBBBBIIIIIIHHIHHIQQ")
 _U32 = struct.Struct("!I")
 _TARGET_AT, _SEQ_AT, _WINDOW_AT = 20, 24, 36
+_DELAY = struct.Struct("!Q")
 _ACK_HEAD = struct.Struct("!BBBBB")
 _ACK_TAIL = struct.Struct("!HHIQQ")
-_ACK_HEAD_AT, _ACK_TAIL_AT = 3, 40
+_ACK_HEAD_AT, _ACK_TAIL_AT, _DELAY_AT = 3, 40, 56
 
 
 class BadProbeError(ValueError):
@@ -123,9 +124,13 @@ def stamp_probe(buffer: bytearray, seq: int, window: int) -> None:
     _U32.pack_into(buffer, _WINDOW_AT, window)
 
 
-def answer(
-    buffer: bytearray, kind: int, probe: Header, *, flags: int, dscp: int, left: int, history: int, delay: int
-) -> None:
-    """Turn a copy of a probe's 64 bytes into its ACK, in place. `delay` is taken modulo 2**64."""
-    _ACK_HEAD.pack_into(buffer, _ACK_HEAD_AT, kind, probe.cls, flags, probe.trace_mask, dscp)
-    _ACK_TAIL.pack_into(buffer, _ACK_TAIL_AT, left, 0, 0, history, delay & HISTORY_MASK)
+def answer(buffer: bytearray, probe: Header, *, flags: int, dscp: int, left: int, history: int) -> None:
+    """Turn a copy of a probe's 64 bytes into its ACK1, in place. `dscp`: as the probe arrived with it."""
+    _ACK_HEAD.pack_into(buffer, _ACK_HEAD_AT, ACK1, probe.cls, flags, probe.trace_mask, dscp)
+    _ACK_TAIL.pack_into(buffer, _ACK_TAIL_AT, left, 0, 0, history, 0)
+
+
+def answer_again(buffer: bytearray, delay: int) -> None:
+    """Turn an ACK1 into its ACK2, in place. `delay` in ns goes modulo 2**64: a negative one is absurd over there."""
+    buffer[_ACK_HEAD_AT] = ACK2
+    _DELAY.pack_into(buffer, _DELAY_AT, delay & HISTORY_MASK)

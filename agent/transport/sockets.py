@@ -28,6 +28,12 @@ _S32 = struct.Struct("@i")
 
 RECEIVE_BUFFER = 1 << 20
 
+# As plain integers: the enum members of the socket module cost microseconds in every comparison.
+SOL_SOCKET = int(socket.SOL_SOCKET)
+IPPROTO_IP, IPPROTO_IPV6 = int(socket.IPPROTO_IP), int(socket.IPPROTO_IPV6)
+ERROR_QUEUE = int(socket.MSG_ERRQUEUE | socket.MSG_DONTWAIT)
+TRUNCATED = int(socket.MSG_TRUNC)
+
 Ancillary = Sequence[tuple[int, int, bytes]]
 
 NO_STAMP: tuple[int, int, bytes] = (socket.SOL_SOCKET, SO_TIMESTAMPING, _U32.pack(0))
@@ -131,12 +137,10 @@ def read_stamp(ancillary: Ancillary) -> tuple[int, int]:
     """(number, ns) of an error queue entry; number -1 if it is no send stamp."""
     number, ns = -1, 0
     for level, kind, data in ancillary:
-        if kind == SO_TIMESTAMPING and level == socket.SOL_SOCKET:
+        if kind == SO_TIMESTAMPING and level == SOL_SOCKET:
             seconds, nanoseconds = _STAMP.unpack_from(data)
             ns = seconds * 1_000_000_000 + nanoseconds
-        elif (kind == IP_RECVERR and level == socket.IPPROTO_IP) or (
-            kind == IPV6_RECVERR and level == socket.IPPROTO_IPV6
-        ):
+        elif (kind == IP_RECVERR and level == IPPROTO_IP) or (kind == IPV6_RECVERR and level == IPPROTO_IPV6):
             _, origin, _, _, _, info, value = _EXTENDED_ERROR.unpack_from(data)
             if origin == _ORIGIN_TIMESTAMPING and info == 0:
                 number = value
@@ -147,13 +151,13 @@ def read_received(ancillary: Ancillary) -> tuple[int, int, int, int]:
     """(ns, drops so far or -1, traffic class, hop limit) of a received packet; -1 where not told."""
     ns, drops, traffic_class, hop_limit = 0, -1, -1, -1
     for level, kind, data in ancillary:
-        if level == socket.SOL_SOCKET:
+        if level == SOL_SOCKET:
             if kind == SO_TIMESTAMPING:
                 seconds, nanoseconds = _STAMP.unpack_from(data)
                 ns = seconds * 1_000_000_000 + nanoseconds
             elif kind == SO_RXQ_OVFL:
                 drops = _U32.unpack_from(data)[0]
-        elif level == socket.IPPROTO_IPV6:
+        elif level == IPPROTO_IPV6:
             if kind == socket.IPV6_TCLASS:
                 traffic_class = _S32.unpack_from(data)[0]
             elif kind == socket.IPV6_HOPLIMIT:
