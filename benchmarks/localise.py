@@ -117,7 +117,11 @@ def speed(quick: bool) -> list[dict[str, object]]:
             middle = time.perf_counter()
             named = localise_evidence(evidence, candidates)
             best = min(best, (middle - start, time.perf_counter() - middle), key=sum)
-        row: dict[str, object] = {"observations": len(seen), "candidates": len(candidates), "elements": len(evidence.elements)}
+        row: dict[str, object] = {
+            "observations": len(seen),
+            "candidates": len(candidates),
+            "elements": len(evidence.elements),
+        }
         row |= {"compile_ms": 1e3 * best[0], "localise_ms": 1e3 * best[1]}
         out.append(row | {"right": [s.candidate for s in named] == [links[5]]})
     return out
