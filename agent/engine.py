@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from agent.clock import AnchoredClock, Clock
 from agent.counts import pack_responder
 from agent.prober import Prober
-from agent.responder import Responder
+from agent.rnic import Rnic
 from agent.transport.base import Transport
 from pingmesh import probe
 from pingmesh.config import AgentSettings
@@ -49,76 +47,6 @@ class TracedFlow:
     seen_ns: int
 
 
-class _Totals(NamedTuple):
-    """What health counts of one RNIC, since the start."""
-
-    flaps: int
-    rx_dropped: int
-    bad_frames: int
-    foreign: int
-    send_errors: int
-
-
-class Rnic:
-    """One RNIC: its transport and both roles. It receives for the transport and hands on by kind of packet."""
-
-    def __init__(self, transport: Transport, cluster: int, clock: Clock, make_prober: Callable[[Rnic], Prober]) -> None:
-        self.transport = transport
-        self.up = True
-        self.flaps = 0
-        self.rejected = 0
-        """Frames for our queue pair that hold no probe or ACK of this cluster."""
-        self.epoch = 0
-        self.seen = _Totals(0, 0, 0, 0, 0)
-        self.retired_errors = 0
-        self.retired: list[ProberRows] = []
-        self.retired_responder: list[tuple[int, ...]] = []
-        self._cluster = cluster
-        self._clock = clock
-        self._make_prober = make_prober
-        self.new_epoch()
-
-    def new_epoch(self) -> None:
-        """Fresh roles under a fresh random epoch."""
-        old = self.epoch
-        while self.epoch in (old, 0):
-            self.epoch = secrets.randbits(32)
-        self.responder = Responder(self.transport, self.epoch)
-        self.prober = self._make_prober(self)
-
-    def receive(self, payload: memoryview, source: str, qpn: int, sport: int, dscp: int, ttl: int, rx_ns: int) -> None:
-        """One packet for our queue pair; see `Receiver`."""
-        try:
-            header = probe.decode(payload)
-        except probe.BadProbeError:
-            self.rejected += 1
-            return
-        if header.cluster != self._cluster:
-            self.rejected += 1
-            return
-        now = self._clock.monotonic_ns()
-        if header.kind == probe.PROBE:
-            self.responder.on_probe(header, payload, source, qpn, dscp, rx_ns, now)
-        else:
-            self.prober.on_ack(header, rx_ns, now)
-
-    def retire_prober(self) -> None:
-        """Keep the prober's counts for the next report; the caller puts another in its place."""
-        self.retired_errors += self.prober.send_errors
-        self.retired += self.prober.retire()
-
-    def totals(self) -> _Totals:
-        """Counters since the start."""
-        transport = self.transport
-        return _Totals(
-            self.flaps,
-            transport.rx_dropped,
-            transport.bad_frames + self.rejected,
-            transport.foreign,
-            self.retired_errors + self.prober.send_errors + self.responder.send_errors,
-        )
-
-
 class Engine:
     """All RNICs of this host.
 
@@ -147,6 +75,7 @@ class Engine:
         self._rnics = {t.device: Rnic(t, self._cluster, self._clock, self._make_prober) for t in transports}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
+        self._started = False
         self._closed = False
 
     def _make_prober(self, rnic: Rnic) -> Prober:
@@ -287,9 +216,7 @@ class Engine:
         The RNIC probes again once its list comes again.
         """
         rnic = self._rnics[device]
-        rnic.retire_prober()
-        rnic.retired_errors += rnic.responder.send_errors
-        rnic.retired_responder += rnic.responder.take(self._clock.monotonic_ns())
+        rnic.retire(self._clock.monotonic_ns())
         rnic.transport.renew()
         rnic.new_epoch()
 
@@ -312,10 +239,10 @@ class Engine:
 
             window = prober.confirm(message, self._clock.monotonic_ns(), finish)
             if window is None:
-                return prober.epoch, b""
+                return prober.ledger.epoch, b""
             self._arm()
             await done
-            return prober.epoch, prober.take_confirmed(message.list_version, window)
+            return prober.ledger.epoch, prober.take_confirmed(message.list_version, window)
         return 0, b""
 
     def responder_totals(self, windows: Sequence[tuple[int, int, int, int]]) -> bytes:
@@ -336,7 +263,7 @@ class Engine:
         for rnic in self._rnics.values():
             prober += rnic.retired
             rnic.retired = []
-            prober += rnic.prober.take_rows(now)
+            prober += rnic.prober.ledger.take_rows(now)
             responder += rnic.retired_responder
             rnic.retired_responder = []
             responder += rnic.responder.take(now)

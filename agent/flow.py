@@ -131,6 +131,14 @@ class Outstanding:
         """The transport knows when the probe left."""
         self.tx_ns = ns
 
+    def resolve(self) -> None:
+        """Nothing more is waited for: a confirmation may go on without it."""
+        confirmation = self.confirmation
+        if confirmation is not None:
+            self.confirmation = None
+            confirmation.open -= 1
+            confirmation.check()
+
 
 class Shot(NamedTuple):
     """How a confirmation probes one flow, perhaps in another class than its own."""
@@ -144,7 +152,7 @@ class Shot(NamedTuple):
 class Confirmation:
     """Extra probes on some flows in turn, in a window of their own. `on_done` is called once, when all are resolved."""
 
-    __slots__ = ("due_ns", "give_up_ns", "on_done", "open", "sent", "shots", "step_ns", "total", "window")
+    __slots__ = ("due_ns", "finished", "give_up_ns", "on_done", "open", "sent", "shots", "step_ns", "total", "window")
 
     def __init__(
         self, shots: list[Shot], window: int, count: int, interval_ns: int, now: int, on_done: Callable[[], None]
@@ -161,6 +169,13 @@ class Confirmation:
         self.give_up_ns = now + 2 * count * interval_ns + 1_000_000_000
         """Where the rate cap leaves too little, no more are sent after this."""
         self.on_done = on_done
+        self.finished = False
+
+    def check(self) -> None:
+        """Call `on_done`, once, when everything is sent and resolved."""
+        if not self.finished and not self.sending and not self.open:
+            self.finished = True
+            self.on_done()
 
     @property
     def sending(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import socket
 import struct
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from agent.transport.base import TransportError
 SO_TIMESTAMPING = 37
 SO_RXQ_OVFL = 40
 _SO_RCVBUFFORCE = 33
+_SIOCGIFMTU = 0x8921
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3
 _IPV6_DONTFRAG = 62
 IP_RECVERR, IPV6_RECVERR = 11, 25
@@ -125,6 +127,16 @@ def open_quiet(device: str, address: str, version: int) -> socket.socket:
         s.close()
         raise
     return s
+
+
+def mtu_of(device: str) -> int:
+    """The interface's MTU in bytes. Raises TransportError if there is no such interface."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+        try:
+            answer = fcntl.ioctl(s, _SIOCGIFMTU, struct.pack("16s16x", device.encode()[:15]))
+        except OSError as error:
+            raise TransportError(error.errno, f"{device}: {error.strerror}") from None
+    return int(struct.unpack_from("i", answer, 16)[0])
 
 
 def number_stamps(s: socket.socket) -> None:

@@ -18,7 +18,6 @@ from typing import Literal
 from agent import frames
 from agent.transport import sockets
 from agent.transport.base import Receiver, Stamped, Target, gid_of
-from agent.transport.interfaces import mtu_of
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class SoftTransport:
         self._raw_address = parsed.packed
         self._ip_header = frames.IPV4_HEADER if self._version == 4 else 0
         overhead = (frames.IPV4_HEADER if self._version == 4 else frames.IPV6_HEADER) + frames.HEAD + frames.TAIL
-        room = mtu_of(device) - overhead
+        room = sockets.mtu_of(device) - overhead
         self.mtu = next((m for m in _MTUS if m <= room), _MTUS[-1])
         self.rx_dropped = 0
         self.bad_frames = 0
@@ -143,7 +142,7 @@ class SoftTransport:
 
     # ------------------------------------------------------------ sending
 
-    def _frame(self, target: SoftTarget, sport: int, payload: bytes | bytearray, size: int, spoil: int) -> bytearray:
+    def _frame(self, target: SoftTarget, sport: int, payload: bytes | bytearray, size: int) -> bytearray:
         buffers = self._frames.get(size)
         if buffers is None:
             frame = bytearray(frames.HEAD + size + frames.TAIL)
@@ -155,7 +154,7 @@ class SoftTransport:
         frame[: frames.HEAD] = known[0]
         # Classes have few sizes, and every payload of one size is equally long: the padding stays zero.
         frame[frames.HEAD : frames.HEAD + len(payload)] = payload
-        frames.put_icrc(frame, view, known[1], spoil)
+        frames.put_icrc(frame, view, known[1])
         if self._version == 6:
             frames.add_checksum6(frame, target.pseudo)
         return frame
@@ -182,7 +181,7 @@ class SoftTransport:
     def send(self, target: Target, sport: int, dscp: int, payload: bytes | bytearray, size: int, stamp: bool) -> int:
         """Send `payload` padded with zeros to `size` bytes; see `Transport.send`."""
         assert isinstance(target, SoftTarget)
-        frame = self._frame(target, sport, payload, size, 0)
+        frame = self._frame(target, sport, payload, size)
         if dscp != self._dscp:
             self._set_dscp(dscp)
         if not stamp:
@@ -217,7 +216,11 @@ class SoftTransport:
         """Send a packet of a probe's very 5-tuple and BTH with a small TTL and a spoiled ICRC."""
         target = self.target(address, qpn, 0)
         payload += bytes(-len(payload) % 4)
-        frame = self._frame(target, sport, payload, len(payload), frames.SPOILED)
+        head, crc = self._head(target, sport, len(payload))
+        frame = bytearray(head + payload + bytes(frames.TAIL))
+        frames.put_icrc(frame, memoryview(frame), crc, frames.SPOILED)
+        if self._version == 6:
+            frames.add_checksum6(frame, target.pseudo)
         if dscp != self._dscp:
             self._set_dscp(dscp)
         control = (sockets.NO_STAMP, sockets.limit(self._version, ttl))
