@@ -5,14 +5,28 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from agent.interfaces import Interface, Netlink
+from agent.interfaces import Interface, Prefix
 from agent.transport.base import Transport, TransportError
 from pingmesh.config import AgentSettings
 
 log = logging.getLogger(__name__)
 
 RETRY_FIRST_S, RETRY_MAX_S = 1.0, 30.0
+
+
+class Interfaces(Protocol):
+    """What is asked of the kernel; see Netlink."""
+
+    def interface(self, name: str) -> Interface | None:
+        """One interface."""
+
+    def interfaces(self) -> list[Interface]:
+        """All interfaces."""
+
+    def prefixes(self, name: str) -> list[Prefix]:
+        """Usable addresses of one, best first."""
 
 
 class NoAddressError(TransportError):
@@ -32,12 +46,12 @@ class UnknownTransportError(ValueError):
         super().__init__(f"agent.transport {name!r} is not known: use 'soft'")
 
 
-def found_devices(netlink: Netlink, broker: str) -> list[str]:
+def found_devices(netlink: Interfaces, broker: str) -> list[str]:
     """Interfaces with a usable address, but not loopback and not the one on whose subnet the broker is."""
     return [i.name for i in netlink.interfaces() if not i.loopback and _probes_from(netlink, i, broker)]
 
 
-def _probes_from(netlink: Netlink, interface: Interface, broker: str) -> bool:
+def _probes_from(netlink: Interfaces, interface: Interface, broker: str) -> bool:
     prefixes = netlink.prefixes(interface.name)
     try:
         management = ipaddress.ip_address(broker)
@@ -46,7 +60,7 @@ def _probes_from(netlink: Netlink, interface: Interface, broker: str) -> bool:
     return bool(prefixes) and not any(management in p.network for p in prefixes)
 
 
-def open_transport(settings: AgentSettings, netlink: Netlink, device: str) -> Transport:
+def open_transport(settings: AgentSettings, netlink: Interfaces, device: str) -> Transport:
     """A transport on a device's own address. Raises TransportError, OSError; UnknownTransportError."""
     if settings.transport != "soft":
         raise UnknownTransportError(settings.transport)

@@ -74,9 +74,14 @@ class Tracing:
     def refresh(self) -> None:
         """Take over the flows there are now."""
         by_device: dict[str, list[TraceFlow]] = {d: [] for d in self._tracers}
-        for f in self._flows():
+        found = list(self._flows())
+        # A prober whose list changed leaves flows behind that we still remember but it probes no more.
+        newest: dict[int, int] = {}
+        for f in found:
+            newest[f.rnic] = max(f.list_version, newest.get(f.rnic, 0))
+        for f in found:
             flows = by_device.get(f.transport.device)
-            if flows is not None:
+            if flows is not None and f.list_version == newest[f.rnic]:
                 key = (f.role, f.rnic, f.list_version, f.index)
                 flows.append(TraceFlow(key, f.transport.device, f.address, f.sport, f.dscp, f.qpn, f.trace_mask))
         for device, flows in by_device.items():

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import socket
+
+import pytest
+
+from agent import main
+from agent.devices import NoAddressError, Opener, UnknownTransportError, found_devices, open_transport
+from agent.interfaces import Interface, Prefix
+from agent.transport.base import Transport
+from pingmesh.config import AgentSettings
+
+
+class Netlink:
+    """Interfaces with their prefixes; `lo` is loopback."""
+
+    def __init__(self, **prefixes: list[str]) -> None:
+        self._prefixes = prefixes
+
+    def interface(self, name: str) -> Interface | None:
+        return Interface(name, 1, True, 0, 4200, name == "lo") if name in self._prefixes else None
+
+    def interfaces(self) -> list[Interface]:
+        return [i for n in self._prefixes if (i := self.interface(n)) is not None]
+
+    def prefixes(self, name: str) -> list[Prefix]:
+        return [ipaddress.ip_interface(p) for p in self._prefixes.get(name, [])]
+
+
+def test_devices_are_found_but_not_the_one_towards_the_broker() -> None:
+    netlink = Netlink(lo=["10.9.9.9/32"], mgmt0=["10.254.1.1/16"], rnic0=["10.0.0.1/31"], rnic1=["fd00::1/127"], e=[])
+    assert found_devices(netlink, "10.254.0.1") == ["rnic0", "rnic1"]
+    assert found_devices(netlink, "broker.example") == ["mgmt0", "rnic0", "rnic1"]
+
+
+def test_what_is_wrong_with_a_device_is_said() -> None:
+    netlink = Netlink(rnic0=[])
+    with pytest.raises(NoAddressError, match="rnic0 has no usable address; give it"):
+        open_transport(AgentSettings(), netlink, "rnic0")
+    with pytest.raises(NoAddressError, match="rnic1 does not exist"):
+        open_transport(AgentSettings(), netlink, "rnic1")
+    with pytest.raises(UnknownTransportError, match="use 'soft'"):
+        open_transport(AgentSettings(transport="pigeon"), netlink, "rnic0")
+
+
+def test_a_missing_device_delays_no_other_and_is_tried_again_with_back_off() -> None:
+    tried: list[tuple[float, str]] = []
+    there = {"rnic0"}
+    now = 0.0
+
+    def open_one(device: str) -> Transport:
+        tried.append((now, device))
+        if device not in there:
+            raise NoAddressError(device, False)
+        return device  # type: ignore[return-value]
+
+    opener = Opener(["rnic1", "rnic0"], open_one)
+    assert opener.attempt(now) == ["rnic0"]
+    assert opener.missing == ["rnic1"]
+    for second in range(1, 101):
+        now = float(second)
+        opener.attempt(now)
+    assert [at for at, device in tried if device == "rnic1"] == [0, 1, 3, 7, 15, 31, 61, 91]
+    there.add("rnic1")
+    opener.hurry("rnic1")
+    assert opener.attempt(now) == ["rnic1"]
+    assert opener.missing == []
+
+
+def test_without_the_right_to_raw_sockets_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = socket.socket
+
+    class NoRaw(real):  # type: ignore[misc, valid-type]
+        def __init__(self, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None) -> None:
+            if type == socket.SOCK_RAW and family != socket.AF_NETLINK:
+                raise PermissionError(1, "Operation not permitted")
+            super().__init__(family, type, proto, fileno)
+
+    monkeypatch.setattr(socket, "socket", NoRaw)
+    monkeypatch.setattr("pingmesh.logs.set_up", lambda _: None)
+    parser = argparse.ArgumentParser()
+    main.add_arguments(parser)
+    assert main.run(parser.parse_args(["--host", "h1", "--devices", "rnic0"])) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == (
+        "pingmesh agent: raw sockets are not allowed here: run the agent as root or give it CAP_NET_RAW"
+    )
