@@ -1,4 +1,4 @@
-"""Host a, two routers, host b in namespaces; traces from a. Run by `test_agent_tracer.py` inside `unshare`.
+"""Host a, two routers, host b in namespaces; traces from a. Run by `test_agent_paths.py` inside `unshare`.
 
 `python tracer_rig.py FAMILY` prints one JSON object: the paths found, by flow index, and the tracer's counters.
 """
