@@ -137,9 +137,18 @@ def bind(listen: str) -> socket.socket:
 
 async def serve(controller: Controller, listening: socket.socket) -> None:
     """Serve the API until cancelled."""
-    config = uvicorn.Config(build(controller), log_config=None, access_log=False, lifespan="off", ws="none")
+    config = uvicorn.Config(
+        build(controller),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=1,
+    )
     server = _Server(config)
     try:
         await server.serve(sockets=[listening])
     finally:
+        if server.started:
+            await server.shutdown(sockets=[listening])  # cancelled: it has not closed its sockets itself
         listening.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx
 
 
@@ -27,6 +29,8 @@ def get(listen: str, path: str, *, timeout: float = 10.0, **params: str | int | 
     own sentence) for a question it cannot answer.
     """
     if listen.startswith("unix:"):
+        if not Path(listen.removeprefix("unix:")).is_socket():
+            raise ControllerUnreachableError(listen, "no such socket")
         transport, base = httpx.HTTPTransport(uds=listen.removeprefix("unix:")), "http://controller"
     else:
         transport, base = None, listen if listen.startswith(("http://", "https://")) else f"http://{listen}"

@@ -92,6 +92,9 @@ class Planner:
     _lacking: dict[str, Lacking] = field(default_factory=dict)
     _capped: dict[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.measure()
+
     def registered(self, now_ns: int) -> None:
         """A new RNIC registered: wait for others."""
         self._first_ns = self._first_ns or now_ns

@@ -113,6 +113,8 @@ class FakeAgent:
         if topic.kind == topics.PEERS:
             self.updates.append(decode(payload, PeerUpdate, self.host))
             return
+        if not payload:
+            return  # a retained list that somebody cleared
         m = decode(payload, ProbeList, self.host)
         self.lists[m.device] = m
         self.received.append((m.device, m.list_version))
