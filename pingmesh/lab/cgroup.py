@@ -14,7 +14,8 @@ log = logging.getLogger(__name__)
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 PREFIX = "pingmesh-lab-"
-_PERIOD_US = 100_000
+_PERIOD_US = 1_000_000
+"""The longest that the kernel takes: what is used up is missing for hundreds of milliseconds at a stretch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
-from pingmesh.lab import hashing, names, namespaces
+from pingmesh.lab import hashing, names, namespaces, sysctls
 from pingmesh.lab.hashing import HashKind
 from pingmesh.lab.hosts import HostKind
 from pingmesh.lab.routes import RouteManager
@@ -19,14 +19,6 @@ MANAGEMENT_PORT = "mgmt0"
 MANAGEMENT_ADDRESS = "10.254.0.1"
 ICMP_TABLE = "pmicmp"
 _BUILDERS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class HostPort:
-    """A host's end of an RNIC's cable."""
-
-    namespace: str | None
-    device: str
 
 
 class Fabric:
@@ -126,9 +118,10 @@ class Fabric:
         )
         namespaces.ip_batch(f"netns add {n}" for n in nodes)
         # Before any device exists: a device takes what is the default when it is made.
-        self._each(nodes, lambda n: namespaces.inside(n, lambda: self._write_sysctls(n)))
+        self._each(nodes, self._write_sysctls)
         namespaces.ip_batch(self._cable_lines())
         namespaces.ip_batch(self._management_lines())
+        self._each(nodes, lambda n: namespaces.inside(n, sysctls.keep_neighbours))
         self._each(nodes, lambda n: namespaces.ip_batch(self._node_lines(n), n))
         self._each(list(self.topology.switches), self._load_nft)
         self.resolve_neighbours()
@@ -187,13 +180,9 @@ class Fabric:
 
     def _write_sysctls(self, node: str) -> None:
         is_switch = node in self.topology.switches
-        values = dict(_SYSCTLS) | (_SWITCH_SYSCTLS if is_switch else _HOST_SYSCTLS)
-        optional = set(_OPTIONAL)
-        if is_switch and self.hash_kind is HashKind.KERNEL:
-            values[hashing.SEED_SYSCTL] = str(hashing.router_seed(self.seed, node))
-        if self._families == {4}:
-            optional |= {k for k in values if k.startswith("net/ipv6")}
-        namespaces.write_sysctls(values, optional=optional)
+        seeded = is_switch and self.hash_kind is HashKind.KERNEL
+        seed = hashing.router_seed(self.seed, node) if seeded else None
+        namespaces.inside(node, lambda: sysctls.write(is_switch=is_switch, seed=seed, with_ipv6=6 in self._families))
 
     def _node_lines(self, node: str) -> list[str]:
         if node in self.topology.switches:
@@ -210,14 +199,16 @@ class Fabric:
         lines = ["link set lo up"]
         loopback = self.topology.switches[switch].loopback
         if loopback:
-            lines.append(_address(loopback, "lo", 0))
+            lines.append(_address(loopback, None, "lo"))
         for k in self.topology.links:
-            for end, address in zip(self.link_ends(k), (k.a_address, k.b_address), strict=True):
-                if end[0] == switch:
-                    lines += [_address(str(address), end[1]), f"link set {end[1]} up"]
+            a, b = self.link_ends(k)
+            if a[0] == switch:
+                lines += [_address(str(k.a_address), k.b_address, a[1]), f"link set {a[1]} up"]
+            if b[0] == switch:
+                lines += [_address(str(k.b_address), k.a_address, b[1]), f"link set {b[1]} up"]
         for r in self.topology.rnics_under(switch):
             device = self.rnic_ends(r)[1][1]
-            lines += [_address(str(r.legs[0].switch_address), device), f"link set {device} up"]
+            lines += [_address(str(r.legs[0].switch_address), r.address, device), f"link set {device} up"]
         if self.hash_kind is HashKind.NFT:
             for family in sorted(self._families):
                 lines += hashing.bucket_rules(family)
@@ -233,7 +224,7 @@ class Fabric:
         for number, r in enumerate(rnics, 1):
             device = self.rnic_ends(r)[0][1]
             flag = _flag(str(r.address))
-            lines += [_address(str(r.address), device), f"link set {device} up"]
+            lines += [_address(str(r.address), r.legs[0].switch_address, device), f"link set {device} up"]
             lines.append(f"{flag}rule add pref {100 + number} iif lo from {r.address} lookup {100 + number}")
             lines.append(f"{flag}rule add pref {200 + number} iif lo oif {device} lookup {100 + number}")
         for flag in sorted({_flag(str(r.address)) for r in rnics}) if len(rnics) > 1 else []:
@@ -265,10 +256,17 @@ def _flag(address: str) -> str:
     return "-6 " if ":" in address else ""
 
 
-def _address(address: str, device: str, host_bits: int = 1) -> str:
-    if ":" in address:
-        return f"-6 addr add {address}/{128 - host_bits} dev {device} nodad"
-    return f"addr add {address}/{32 - host_bits} dev {device}"
+def _address(address: str, peer: str | None, device: str) -> str:
+    """The line that gives a device its address; ends of a cable that do not share a /31 or /127 are point to point."""
+    mine = ipaddress.ip_address(address)
+    flag, how = ("-6 ", " nodad") if mine.version == 6 else ("", "")
+    if peer is None:
+        prefix = f"{address}/{mine.max_prefixlen}"
+    elif int(mine) ^ int(ipaddress.ip_address(peer)) == 1:
+        prefix = f"{address}/{mine.max_prefixlen - 1}"
+    else:
+        prefix = f"{address} peer {peer}/{mine.max_prefixlen}"
+    return f"{flag}addr add {prefix} dev {device}{how}"
 
 
 def _knock(addresses: Sequence[str]) -> None:
@@ -294,52 +292,3 @@ table inet {table} {{
   }}
 }}
 """
-
-# The topology's limit, by nft, is the only one: the kernel's own are opened wide.
-_SYSCTLS = {
-    "net/ipv4/conf/all/ignore_routes_with_linkdown": "1",
-    "net/ipv4/conf/default/ignore_routes_with_linkdown": "1",
-    "net/ipv4/conf/all/rp_filter": "0",
-    "net/ipv4/conf/default/rp_filter": "0",
-    "net/ipv4/icmp_ratelimit": "0",
-    "net/ipv4/icmp_ratemask": "0",
-    "net/ipv4/icmp_msgs_per_sec": "100000",
-    "net/ipv4/icmp_msgs_burst": "10000",
-    "net/ipv4/neigh/default/base_reachable_time_ms": "3600000",
-    "net/ipv4/neigh/default/gc_stale_time": "86400",
-    "net/ipv6/conf/all/ignore_routes_with_linkdown": "1",
-    "net/ipv6/conf/default/ignore_routes_with_linkdown": "1",
-    "net/ipv6/conf/all/accept_dad": "0",
-    "net/ipv6/conf/default/accept_dad": "0",
-    "net/ipv6/conf/default/accept_ra": "0",
-    "net/ipv6/conf/all/keep_addr_on_down": "1",
-    "net/ipv6/conf/default/keep_addr_on_down": "1",
-    "net/ipv6/icmp/ratelimit": "0",
-    "net/ipv6/neigh/default/base_reachable_time_ms": "3600000",
-    "net/ipv6/neigh/default/gc_stale_time": "86400",
-}
-_SWITCH_SYSCTLS = {
-    "net/ipv4/ip_forward": "1",
-    "net/ipv4/fib_multipath_hash_policy": "1",
-    "net/ipv4/icmp_errors_use_inbound_ifaddr": "1",
-    "net/ipv6/conf/all/forwarding": "1",
-    "net/ipv6/conf/default/forwarding": "1",
-    "net/ipv6/fib_multipath_hash_policy": "1",
-}
-_HOST_SYSCTLS = {
-    "net/ipv4/conf/all/accept_local": "1",
-    "net/ipv4/conf/default/accept_local": "1",
-    "net/ipv4/conf/all/arp_ignore": "1",
-    "net/ipv4/conf/default/arp_ignore": "1",
-    "net/ipv4/conf/all/arp_announce": "2",
-    "net/ipv4/conf/default/arp_announce": "2",
-}
-# Read-only outside the first network namespace on older kernels, which then limit all namespaces together.
-_OPTIONAL = {
-    "net/ipv4/icmp_msgs_per_sec",
-    "net/ipv4/icmp_msgs_burst",
-    "net/ipv4/neigh/default/base_reachable_time_ms",
-    "net/ipv4/neigh/default/gc_stale_time",
-    "net/ipv6/neigh/default/base_reachable_time_ms",
-    "net/ipv6/neigh/default/gc_stale_time",
-}

@@ -31,9 +31,6 @@ def switch_interfaces(topology: Topology) -> dict[tuple[str, str], str]:
 
 def check(topology: Topology) -> None:
     """Refuse, in one sentence, a topology that cannot become a lab."""
-    both = topology.switches.keys() & topology.hosts.keys()
-    if both:
-        raise LabError(f"{sorted(both)[0]} is both a switch and a host: a lab needs different names")
     for node in (*topology.switches, *topology.hosts):
         if not _NODE.fullmatch(node):
             raise LabError(f"{node!r} cannot be the name of a namespace: use letters, digits and any of _ . + -")

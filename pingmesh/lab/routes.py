@@ -73,7 +73,7 @@ def next_hops(topology: Topology, tor: str, withdrawn: frozenset[str] = frozense
 
 
 def tor_prefixes(topology: Topology) -> dict[str, tuple[Prefix, ...]]:
-    """The prefixes that hold each ToR's RNICs: one aggregate where no other address lies in it, else the /31s."""
+    """The prefixes that hold each ToR's RNICs and ports: one aggregate where no other address lies in it."""
     spans: dict[str, list[ipaddress.IPv4Address | ipaddress.IPv6Address]] = {}
     foreign: list[tuple[str | None, ipaddress.IPv4Address | ipaddress.IPv6Address]] = []
     for rnic in topology.rnics.values():
@@ -92,8 +92,10 @@ def tor_prefixes(topology: Topology) -> dict[str, tuple[Prefix, ...]]:
         if covering is not None and all(owner == tor or address not in covering for owner, address in foreign):
             result[tor] = (str(covering),)
         else:
-            pairs = {ipaddress.ip_network((a, a.max_prefixlen - 1), strict=False) for a in addresses}
-            result[tor] = tuple(str(p) for p in sorted(pairs, key=str))
+            four = [ipaddress.IPv4Network(a) for a in addresses if isinstance(a, ipaddress.IPv4Address)]
+            six = [ipaddress.IPv6Network(a) for a in addresses if isinstance(a, ipaddress.IPv6Address)]
+            both = (*ipaddress.collapse_addresses(four), *ipaddress.collapse_addresses(six))
+            result[tor] = tuple(str(p) for p in both)
     return result
 
 
