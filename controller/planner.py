@@ -26,6 +26,8 @@ ROUND_NS = 5_000_000_000
 TRACED_SHARE = 0.9
 EXPECT_NS = 120_000_000_000
 """A tuple that is untraced for longer is expected to walk nothing."""
+EXPECT_SAMPLE = 2_000
+"""Of more untraced tuples than that, a sample stands for all."""
 FRUITLESS_ROUNDS = 6
 """So many rounds in which a link gained nothing, and it is left to the slow loop: it may be down."""
 UNWALKED_NS = 60_000_000_000
@@ -290,14 +292,18 @@ class Planner:
                 need[w.link] = self.plan.link_tuples - w.flows + gone[w.link]
                 if self._has_room(w.link):
                     need[w.link] = max(need[w.link], (self.plan.link_rate - w.rate) / self.plan.flow_rate)
-        for (source, target, _), since_ns in self.book.pending.items():
+        draft = self._draft()
+        waiting = list(self.book.pending.items())
+        sample = waiting if len(waiting) <= EXPECT_SAMPLE else draft.rng.sample(waiting, EXPECT_SAMPLE)
+        weight = len(waiting) / len(sample) if sample else 1.0
+        for (source, target, _), since_ns in sample:
             ends = source in self.listed and target in self.listed and source.split("/")[0] in self.walking
             if ends and now_ns - since_ns < EXPECT_NS:
                 a, b = self.reach.unit_of[source], self.reach.unit_of[target]
                 for link, share in self.reach.shares(a, b).items():
                     if link in need:
-                        need[link] -= share
-        new = top_up(self._draft(), need)
+                        need[link] -= share * weight
+        new = top_up(draft, need)
         self.book.add(new, now_ns)
         return len(new)
 

@@ -56,9 +56,45 @@ class Reach:
         self._shares: dict[tuple[Unit, Unit], Mapping[str, float]] = {}
         self._masks: dict[tuple[Unit, Unit], int] = {}
         self._hits: dict[tuple[Unit, Unit], dict[str, float]] = {}
+        self._standing: dict[Unit, Unit] = {}
+        alike: dict[object, Unit] = {}
+        for unit in self.members:
+            self._standing[unit] = alike.setdefault(self._likeness(unit), unit)
+        self._first_pair: dict[Unit, tuple[Unit, Unit]] = {}
+        self._renames: dict[tuple[Unit, Unit, int], dict[str, str]] = {}
+        self._counts: dict[tuple[Unit, Unit], int] = {}
 
     def _class(self, u: Unit) -> tuple[int, int, str | None]:
         return self.topology.fabric_of.get(u.tors[0], -1), u.family, u.group
+
+    def _likeness(self, unit: Unit) -> object:
+        """Equal for units whose ToRs hang on the same switches above: they have the same ways to anywhere else.
+
+        Only the first and last links' names differ, so that numbers of paths and trace masks are worked out once.
+        """
+        tiers = self.topology.switches
+        above = []
+        for tor in unit.tors:
+            ups = self.topology.out_links[tor]
+            if any(tiers[d.target].tier <= tiers[tor].tier for d in ups):
+                return unit
+            above.append((tuple(sorted(d.target for d in ups)), tor in unit.addressed))
+        return self._class(unit), tuple(above)
+
+    def _alike(self, a: Unit, b: Unit) -> tuple[Unit, Unit]:
+        """A pair with as many ways as this one, the same for as many pairs as possible."""
+        one, other = self._standing[a], self._standing[b]
+        if one is not other:
+            return (one, other) if set(one.tors).isdisjoint(other.tors) else (a, b)
+        # Both hang on the same switches: any two of them do.
+        return self._first_pair.setdefault(one, (a, b)) if set(a.tors).isdisjoint(b.tors) else (a, b)
+
+    def _count(self, a: Unit, b: Unit) -> int:
+        pair = self._alike(a, b)
+        known = self._counts.get(pair)
+        if known is None:
+            known = self._counts[pair] = len(self._paths(*pair))
+        return known
 
     def partners(self, unit: Unit) -> Sequence[Unit]:
         """Units of its fabric, family and group; those that share a ToR with it (itself too) are among them."""
@@ -69,28 +105,48 @@ class Reach:
         if not set(a.tors).isdisjoint(b.tors) or self._class(a) != self._class(b):
             return False
         hosts = {self.topology.rnics[n].host for u in (a, b) for n in self.members[u][:2]}
-        return len(hosts) > 1 and (bool(self.shares(a, b)) if self._small else bool(self._paths(a, b)))
+        return len(hosts) > 1 and self._count(a, b) > 0
 
     def shares(self, a: Unit, b: Unit) -> Mapping[str, float]:
         """By directed link, the share of `a`'s tuples to `b` that takes it, if every router splits evenly."""
-        known = self._shares.get((a, b))
+        pair = self._alike(a, b)
+        known = self._shares.get(pair)
         if known is None:
-            known = self._shares[a, b] = {d.name: p for d, p in link_shares(self._paths(a, b)).items()}
+            known = self._shares[pair] = {d.name: p for d, p in link_shares(self._paths(*pair)).items()}
+        if pair == (a, b):
+            return known
+        names = self._renamed(pair[0], a, 0) | self._renamed(pair[1], b, 1)
+        return {names.get(link, link): share for link, share in known.items()}
+
+    def _renamed(self, unit: Unit, to: Unit, way: int) -> dict[str, str]:
+        """The links up from (way 0) or down to (1) the ToRs of a unit by name -> those of one that stands alike."""
+        known = self._renames.get((unit, to, way))
+        if known is None:
+            ends = [self._up_names(tor, way) for u in (unit, to) for tor in u.tors]
+            half = len(ends) // 2
+            pairs = zip(ends[:half], ends[half:], strict=True)
+            known = self._renames[unit, to, way] = {x: y for old, new in pairs for x, y in zip(old, new, strict=True)}
         return known
+
+    def _up_names(self, tor: str, way: int) -> list[str]:
+        ups = sorted(self.topology.out_links[tor], key=lambda d: d.target)  # stable: parallel links in their order
+        if way == 0:
+            return [d.name for d in ups]
+        return [(d.link.reverse if d.is_forward else d.link.forward).name for d in ups]
 
     def parallel(self, unit: Unit, rng: random.Random) -> int:
         """N of Eq. (1): the largest ECMP set from here, over a few partners where there are many."""
         others = [u for u in self.partners(unit) if u is not unit]
         if len(others) > SAMPLED_PEERS:
             others = rng.sample(others, 6)
-        return max((len(self._paths(unit, u)) for u in others if self.meets(unit, u)), default=0)
+        return max((self._count(unit, u) for u in others if self.meets(unit, u)), default=0)
 
     def mask(self, source: str, target: str) -> int:
         """`Flow.trace_mask` of a pair of RNICs."""
-        a, b = self.unit_of[source], self.unit_of[target]
-        known = self._masks.get((a, b))
+        pair = self._alike(self.unit_of[source], self.unit_of[target])
+        known = self._masks.get(pair)
         if known is None:
-            known = self._masks[a, b] = self._mask(a, b)
+            known = self._masks[pair] = self._mask(*pair)
         return known
 
     def _mask(self, a: Unit, b: Unit) -> int:
@@ -128,17 +184,25 @@ class Reach:
 
     def trace_hits(self, a: Unit, b: Unit) -> Mapping[str, float]:
         """TTL-limited packets that reach each switch when one tuple from `a` to `b` is traced once."""
-        known = self._hits.get((a, b))
+        pair = self._alike(a, b)
+        known = self._hits.get(pair)
         if known is None:
-            mask = self.mask(self.members[a][0], self.members[b][0])
-            known = self._hits[a, b] = {}
-            if mask & 1:
-                known.update((tor, 1 / len(a.tors)) for tor in a.tors)
-            at = {d.name: (i, d.target) for path in self._paths(a, b) for i, d in enumerate(path)}
-            for link, share in self.shares(a, b).items():
-                i, switch = at[link]
-                if mask >> (i + 1) & 1:
-                    known[switch] = known.get(switch, 0.0) + share
+            known = self._hits[pair] = self._count_hits(*pair)
+        if known.keys().isdisjoint(pair[0].tors + pair[1].tors):
+            return known
+        names = dict(zip(pair[0].tors + pair[1].tors, a.tors + b.tors, strict=True))
+        return {names.get(switch, switch): n for switch, n in known.items()}
+
+    def _count_hits(self, a: Unit, b: Unit) -> dict[str, float]:
+        mask = self._mask(a, b)
+        known: dict[str, float] = {}
+        if mask & 1:
+            known.update((tor, 1 / len(a.tors)) for tor in a.tors)
+        at = {d.name: (i, d.target) for path in self._paths(a, b) for i, d in enumerate(path)}
+        for link, share in self.shares(a, b).items():
+            i, switch = at[link]
+            if mask >> (i + 1) & 1:
+                known[switch] = known.get(switch, 0.0) + share
         return known
 
     def _paths(self, a: Unit, b: Unit) -> tuple[Path, ...]:

@@ -20,6 +20,7 @@ from pingmesh.messages import TOR_MESH
 from topology.build import assemble, cable
 from topology.generate import clos3, leaf_spine, rail_optimised
 from topology.model import Leg, Rnic, Switch, Topology
+from topology.paths import link_shares, rnic_paths, trace_ttls
 
 
 @pytest.mark.parametrize("module", [sampling, rates, views, pinglist, coverage])
@@ -312,6 +313,20 @@ def test_lists_on_random_fabrics(t: Topology, seed: int, data: st.DataObject) ->
     for w in report.links:
         assert w.flows <= walked[w.link]
         assert not w.covered or walked[w.link] >= 16
+
+
+@pytest.mark.parametrize("t", [*_fabrics().values(), clos3(3, 3, 2, 4, 1, 1, parallel=2)])
+def test_pairs_that_stand_alike_get_what_they_would_get_alone(t: Topology) -> None:
+    reach = Reach(t)
+    for a in t.rnics:
+        for b in t.rnics:
+            ua, ub = reach.unit_of[a], reach.unit_of[b]
+            if set(ua.tors) & set(ub.tors):
+                continue
+            own = {d.name: p for d, p in link_shares(rnic_paths(t, t.rnics[a], t.rnics[b])).items()}
+            assert reach.shares(ua, ub) == pytest.approx(own)
+            assert reach.mask(a, b) == sum(1 << (x - 1) for x in trace_ttls(t, ua.tors[0], ub.tors[0]))
+            assert reach.trace_hits(ua, ub) == pytest.approx(reach._count_hits(ua, ub))
 
 
 def test_bonded_rnics_trace_the_tor_too() -> None:
