@@ -172,9 +172,7 @@ def _up(args: argparse.Namespace) -> int:
         if not covered:
             print("not every link is covered yet: see `pingmesh status` and `pingmesh lab status`")
         if not args.no_agents:
-            print(
-                "next: `pingmesh status`, `pingmesh lab fault add link leaf1 spine1 --loss 30%`, `pingmesh incidents`"
-            )
+            print(f"next: `pingmesh status`, `pingmesh lab fault add {_example(lab)}`, `pingmesh incidents`")
     return 0 if covered else 3
 
 
@@ -192,6 +190,14 @@ def _status(args: argparse.Namespace) -> int:
     for f in status["faults"]:
         print(f"  fault {f['id']}: {f['fault']} ({f['state']}); expected: {f['expected']}")
     return 1 if crashed else 0
+
+
+def _example(lab: Lab) -> str:
+    """A fault that this lab can have."""
+    for k in lab.topology.links:
+        ends = (f"{k.a}:{k.a_port}", f"{k.b}:{k.b_port}") if k.parallel else (k.a, k.b)
+        return f"link {ends[0]} {ends[1]} --loss 30%"
+    return f"rnic {next(iter(lab.topology.rnics))} --loss 30%"
 
 
 def _size(status: dict[str, Any]) -> str:
