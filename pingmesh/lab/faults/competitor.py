@@ -37,7 +37,7 @@ def send_forever(address: str, depth: int) -> None:
 
 
 def main() -> None:
-    """`python -m pingmesh.lab.faults.competitor ADDRESS DEPTH`."""
+    """`python competitor.py ADDRESS DEPTH`: a file that needs the standard library only, so that it starts at once."""
     parser = argparse.ArgumentParser(description="Keep a queue filled.")
     parser.add_argument("address")
     parser.add_argument("depth", type=int, help="bytes")

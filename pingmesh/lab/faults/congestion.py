@@ -53,7 +53,7 @@ class Congestion:
         self._sender = subprocess.Popen(
             namespaces.entering(
                 fabric.namespace(link.source) or link.source,
-                [sys.executable, "-m", "pingmesh.lab.faults.competitor", link.target_address, str(depth)],
+                [sys.executable, "-I", competitor.__file__, link.target_address, str(depth)],
             ),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

@@ -62,6 +62,9 @@ class ProcessPort(Protocol):
     async def restart(self, name: str) -> None:
         """Stop it as an operator would, and start it again."""
 
+    def pid(self, name: str) -> int | None:
+        """Its process id while it lives."""
+
     def pause(self, name: str) -> None:
         """SIGSTOP; nothing if it does not run."""
 

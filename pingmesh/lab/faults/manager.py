@@ -144,7 +144,9 @@ class FaultManager:
                 fault.undo.push_async_callback(_blocking, self._carriers.release, fault.truth.id)
                 await self._background(fault, self._flap(fault.truth.id, ports, links, spec))
             case Action.STARVE:
-                await self._background(fault, host_faults.starve(self._processes, spec.names[0], spec.seconds))
+                needed = await host_faults.needed_share(self._processes, spec.names[0])
+                fault.truth.injected_at = time.time_ns()
+                await self._background(fault, host_faults.starve(self._processes, spec.names[0], spec.seconds, needed))
             case Action.PAUSE:
                 await self._background(fault, host_faults.pause(self._processes, spec.names[0], spec.seconds))
             case Action.RESTART:
