@@ -33,6 +33,7 @@ class ProbingFlow:
         "acked_seq",
         "baseline_ns",
         "dscp",
+        "due_ns",
         "flow",
         "interval_ns",
         "list_version",
@@ -61,6 +62,8 @@ class ProbingFlow:
         self.seq = 0
         self.slot_ns = 0
         """Start of the current slot of the schedule; the probe leaves somewhere near it."""
+        self.due_ns = 0
+        """When the next probe leaves; 0: not scheduled yet."""
         self.row: ProberRow | None = None
         self.window = -1
         """Window of `row`."""

@@ -226,10 +226,16 @@ class Ledger:
             if not base:
                 flow.baseline_ns = rtt
             else:
-                if rtt > SLOW_FLOOR_NS and rtt > SLOW_FACTOR * base and self._may_be_noisy(flow, now):
+                slow = rtt > SLOW_FLOOR_NS and rtt > SLOW_FACTOR * base
+                # A late one has been told of already.
+                if slow and now - record.sent_ns < self._timeout_ns and self._may_be_noisy(flow, now):
                     self._tell(messages.SLOW, record, rtt // 1000)
-                # Steps of fixed size towards the sample settle at the median and shrug off outliers.
-                flow.baseline_ns = base * 1.02 if rtt > base else base * 0.98
+                # Steps of fixed size towards the sample settle at the median and shrug off outliers. Far down at
+                # once: the first probes of a flow wait for neighbours to be resolved, and no RTT is short by accident.
+                if rtt < base / 2:
+                    flow.baseline_ns = (base + rtt) / 2
+                else:
+                    flow.baseline_ns = base * 1.02 if rtt > base else base * 0.98
         # From here on as _forget, but shorter: this is what happens to nearly every probe.
         record.phase = _DONE
         flow = record.flow

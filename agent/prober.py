@@ -94,11 +94,10 @@ class Prober:
             if entry.index in old:
                 # Should a controller use a version twice, sequences must not repeat.
                 flow.seq = old[entry.index].seq
-            flow.slot_ns = now - int(random.random() * flow.interval_ns)
             if same is not None:
                 flow.baseline_ns = same.baseline_ns
                 if same.interval_ns == flow.interval_ns:
-                    flow.slot_ns = same.slot_ns
+                    flow.slot_ns, flow.due_ns = same.slot_ns, same.due_ns
             self._flows[entry.index] = flow
         wanted = sum(1e9 / f.interval_ns for f in self._flows.values())
         self._stretch = max(1.0, wanted / self._rate)
@@ -176,23 +175,31 @@ class Prober:
         self._factor = factor
 
     def _schedule_all(self, now: int) -> None:
+        """Flows that are scheduled stay so; the others begin anywhere within their interval."""
         self._heap = []
         for order, flow in enumerate(self._flows.values()):
-            self._heap.append((self._next_due(flow, now), order, flow))
+            if not flow.due_ns:
+                flow.slot_ns = now - int(random.random() * self._interval(flow))
+                self._next_due(flow, now)
+            self._heap.append((flow.due_ns, order, flow))
         heapify(self._heap)
         self._set_next()
+
+    def _interval(self, flow: ProbingFlow) -> int:
+        return int(flow.interval_ns * self._stretch / self._factor)
 
     def _next_due(self, flow: ProbingFlow, now: int) -> int:
         """Go to the first slot that begins after now; the probe leaves up to JITTER of an interval into it.
 
         Slots are exact, so that the mean rate is; the jitter keeps flows of equal interval from marching in step.
         """
-        interval = int(flow.interval_ns * self._stretch / self._factor)
+        interval = self._interval(flow)
         slot = flow.slot_ns + interval
         if slot < now:
             slot += (now - slot + interval - 1) // interval * interval
         flow.slot_ns = slot
-        return slot + int(interval * JITTER * random.random())
+        flow.due_ns = slot + int(interval * JITTER * random.random())
+        return flow.due_ns
 
     def _set_next(self) -> None:
         at = self._heap[0][0] + BATCH_NS if self._heap else NEVER
