@@ -194,10 +194,11 @@ def _status(args: argparse.Namespace) -> int:
 
 def _example(lab: Lab) -> str:
     """A fault that this lab can have."""
-    for k in lab.topology.links:
-        ends = (f"{k.a}:{k.a_port}", f"{k.b}:{k.b_port}") if k.parallel else (k.a, k.b)
-        return f"link {ends[0]} {ends[1]} --loss 30%"
-    return f"rnic {next(iter(lab.topology.rnics))} --loss 30%"
+    if not lab.topology.links:
+        return f"rnic {next(iter(lab.topology.rnics))} --loss 30%"
+    k = lab.topology.links[0]
+    ends = (f"{k.a}:{k.a_port}", f"{k.b}:{k.b_port}") if k.parallel else (k.a, k.b)
+    return f"link {ends[0]} {ends[1]} --loss 30%"
 
 
 def _size(status: dict[str, Any]) -> str:
