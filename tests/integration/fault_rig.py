@@ -26,6 +26,9 @@ from pingmesh.lab.processes import Processes
 from topology.generate import leaf_spine
 
 PORT = 4791
+SNAPSHOT = """
+ip -o addr; ip -o link; ip route show table all; ip -6 route show table all; nft -s list ruleset; tc qdisc
+"""
 
 
 class Rig:
@@ -139,17 +142,8 @@ class Rig:
         """All that a fault may change, by node; counters are left out."""
         out = {}
         for node in (*self.topology.switches, *self.topology.hosts):
-            lines: list[str] = []
-            for argv in (
-                ["ip", "-o", "addr"],
-                ["ip", "-o", "link"],
-                ["ip", "route", "show", "table", "all"],
-                ["ip", "-6", "route", "show", "table", "all"],
-                ["nft", "-s", "list", "ruleset"],
-                ["tc", "qdisc"],
-            ):
-                # Multipath routes of IPv6 list their members in the order of adding.
-                lines += sorted(self.fabric.run(node, *argv, check=False).replace("\\", "").splitlines())
+            # Multipath routes of IPv6 list their members in the order of adding.
+            lines = sorted(self.fabric.run(node, "sh", "-c", SNAPSHOT).replace("\\", "").splitlines())
             out[node] = [" ".join(line.split()) for line in lines]
         out["management"] = sorted(
             subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout.splitlines()
