@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -67,7 +70,7 @@ def run(name: str, argv: Sequence[str], *, text: str | None = None, check: bool 
 def ip_batch(lines: Iterable[str], name: str | None = None, *, force: bool = False) -> None:
     """Run many `ip` commands in one process, in a namespace or here.
 
-    Lines that begin with `-6 ` are run by `ip -6` after all others. `force` goes on after a line that fails.
+    Lines that begin with `-6 ` are run by `ip -6` after all others. `force` goes on after a line that fails, and logs it.
     """
     both: tuple[list[str], list[str]] = ([], [])
     for line in lines:
@@ -75,7 +78,20 @@ def ip_batch(lines: Iterable[str], name: str | None = None, *, force: bool = Fal
     for family, script in zip(("", "-6"), both, strict=True):
         if script:
             options = [*(["-n", name] if name else []), *([family] if family else []), *(["-force"] if force else [])]
-            execute(["ip", *options, "-batch", "-"], node=name, text="\n".join(script) + "\n", check=not force)
+            try:
+                execute(["ip", *options, "-batch", "-"], node=name, text="\n".join(script) + "\n")
+            except CommandError as error:
+                if not force:
+                    raise
+                _log_unexpected(error)
+
+
+def _log_unexpected(error: CommandError) -> None:
+    """A route to delete that the kernel has already deleted is expected; anything else should be seen."""
+    expected = ("No such process", "Command failed")
+    lines = [line for line in error.stderr.splitlines() if not any(e in line for e in expected)]
+    if lines:
+        log.warning("ip failed in %s: %s", error.node, "; ".join(lines))
 
 
 def inside(name: str, function: Callable[[], T]) -> T:
