@@ -7,6 +7,7 @@ covering likely, traces make it certain.
 
 from __future__ import annotations
 
+import heapq
 import random
 import zlib
 from collections import Counter
@@ -58,6 +59,7 @@ class Draft:
     received: Counter[str] = field(default_factory=Counter)
     _ports: set[tuple[str, str, int]] = field(default_factory=set)
     _members: dict[Unit, tuple[str, ...]] = field(default_factory=dict)
+    _heaps: dict[tuple[Unit, bool], list[tuple[int, float, str]]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, reach: Reach, eligible: Collection[str], seed: object, entries: Iterable[Entry] = ()) -> Draft:
@@ -84,19 +86,42 @@ class Draft:
 
     def add(self, a: Unit, b: Unit) -> Entry | None:
         """A new tuple between the least loaded RNICs of two units; None where no pair may probe."""
-        sources, targets = self.members(a), self.members(b)
-        if not sources or not targets:
-            return None
-        source = min(sources, key=lambda n: (self.sent[n], self.rng.random()))
-        return self._add(source, targets)
+        source = self._least(a, self.sent, None)
+        return self.add_from(source, b) if source else None
 
-    def _add(self, source: str, targets: Collection[str]) -> Entry | None:
+    def add_from(self, source: str, b: Unit) -> Entry | None:
+        """A new tuple from an RNIC to the least loaded of a unit."""
+        target = self._least(b, self.received, source)
+        return self._enter(source, target) if target and self.sent[source] < MAX_FLOWS else None
+
+    def add_to(self, a: Unit, target: str) -> Entry | None:
+        """A new tuple from the least loaded of a unit to an RNIC."""
+        source = self._least(a, self.sent, target)
+        return self._enter(source, target) if source else None
+
+    def _least(self, unit: Unit, load: Counter[str], other: str | None) -> str | None:
+        """The member with the least load, ties by chance, that is on another host than `other`; O(log n) amortised."""
+        key = (unit, load is self.sent)
+        heap = self._heaps.get(key)
+        if heap is None:
+            heap = self._heaps[key] = [(load[n], self.rng.random(), n) for n in self.members(unit)]
+            heapq.heapify(heap)
         rnics = self.reach.topology.rnics
-        fit = [n for n in targets if rnics[n].host != rnics[source].host]
-        if not fit or self.sent[source] >= MAX_FLOWS:
-            return None
-        target = min(fit, key=lambda n: (self.received[n], self.rng.random()))
-        return self._enter(source, target)
+        aside = []
+        found = None
+        while heap:
+            n, _, name = heapq.heappop(heap)
+            fresh = (load[name], self.rng.random(), name)
+            if n < load[name]:
+                heapq.heappush(heap, fresh)
+                continue
+            aside.append(fresh)
+            if other is None or rnics[name].host != rnics[other].host:
+                found = name
+                break
+        for item in aside:
+            heapq.heappush(heap, item)
+        return found
 
     def _enter(self, source: str, target: str) -> Entry:
         while _pair(source, target, sport := FIRST_PORT + self.rng.randrange(PORTS)) in self._ports:
@@ -183,11 +208,7 @@ def _minimum(draft: Draft, name: str, partners: list[Unit]) -> list[Entry]:
         a, b = draft.reach.unit_of[name], draft.rng.choice(partners)
         if not draft.reach.meets(a, b) or not draft.reach.meets(b, a):
             continue
-        if out:
-            entry = draft._add(name, draft.members(b))
-        else:
-            source = min(draft.members(b), key=lambda n: (draft.sent[n], draft.rng.random()))
-            entry = draft._add(source, [name])
+        entry = draft.add_from(name, b) if out else draft.add_to(b, name)
         if entry is not None:
             new.append(entry)
     return new

@@ -30,6 +30,8 @@ EXPECT_SAMPLE = 2_000
 """Of more untraced tuples than that, a sample stands for all."""
 FRUITLESS_ROUNDS = 6
 """So many rounds in which a link gained nothing, and it is left to the slow loop: it may be down."""
+UNTRACED_ROUND = 0.2
+"""How much a round counts for that while traces are still missing: they may show a gain."""
 UNWALKED_NS = 60_000_000_000
 AWAY_NS = 3_600_000_000_000
 """Entries of an RNIC away for longer are dropped; until then it finds them again when it comes back."""
@@ -54,7 +56,7 @@ class Lacking:
 
     since_ns: int
     best: int = 0
-    rounds: int = 0
+    rounds: float = 0
     retries: int = 0
     next_ns: int = 0
 
@@ -232,7 +234,7 @@ class Planner:
         for link in gaps:
             lack = self._lacking.setdefault(link, Lacking(now_ns, have[link]))
             if have[link] > lack.best:
-                lack.best, lack.rounds = have[link], 0
+                lack.best, lack.rounds, lack.retries, lack.next_ns = have[link], 0, 0, 0
         if self.phase is Phase.BUILDING:
             self._build(now_ns)
         else:
@@ -253,7 +255,7 @@ class Planner:
         if traced or now_ns - self._round_ns >= ROUND_NS:
             if self._round(gaps, now_ns):
                 for link in gaps & self._lacking.keys():
-                    self._lacking[link].rounds += 1
+                    self._lacking[link].rounds += 1 if traced else UNTRACED_ROUND
             elif not cov.untraced:
                 for link in gaps & self._lacking.keys():  # nobody can add anything: leave it to the slow loop
                     self._lacking[link].rounds = FRUITLESS_ROUNDS

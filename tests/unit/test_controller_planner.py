@@ -214,7 +214,7 @@ def test_a_lasting_absence_is_made_up_for() -> None:
     sim.run(40)
     sim.listed.discard("h1/rnic0")
     sim.walking.discard("h1")
-    report = sim.run(200)
+    report = sim.run(300)
     assert report.share == 1.0
     assert report.reasons["h1/rnic0"] == "its agent has not registered"
     sim.run(4000, step=20)
