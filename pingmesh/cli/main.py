@@ -90,6 +90,7 @@ USER_ERRORS = {
     "pingmesh.lab.faults.errors.FaultError": Exit.USAGE,
     "controller.client.BadRequestError": Exit.USAGE,
     "controller.client.ControllerUnreachableError": Exit.INTERNAL,
+    "controller.client.BadRequestError": Exit.USAGE,
 }
 
 
