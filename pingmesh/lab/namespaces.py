@@ -70,7 +70,7 @@ def run(name: str, argv: Sequence[str], *, text: str | None = None, check: bool 
 def ip_batch(lines: Iterable[str], name: str | None = None, *, force: bool = False) -> None:
     """Run many `ip` commands in one process, in a namespace or here.
 
-    Lines that begin with `-6 ` are run by `ip -6` after all others. `force` goes on after a line that fails, and logs it.
+    Lines that begin with `-6 ` are run by `ip -6` after all others. `force` logs a line that fails and goes on.
     """
     both: tuple[list[str], list[str]] = ([], [])
     for line in lines:
