@@ -75,7 +75,7 @@ def _judge_host(host: Host, book: HostBook, reached: list[tuple[int, int, int]],
         else:
             view.undecided.add(host.name)
         return
-    if host.unanswered and host.silent_since and book.heard_in_session(host):
+    if host.unanswered and host.silent_since and book.heard_in_session(host, now):
         _judge_silent(host, reached, now, view)
         return
     _judge_starved(host, now, view)

@@ -12,6 +12,9 @@ STARVED_LAG_MS = 250.0
 
 _SECOND = 1_000_000_000
 
+COME_BACK_NS = 30 * _SECOND
+"""Time for every agent to find the broker again after an outage."""
+
 
 @dataclass(slots=True)
 class Host:
@@ -30,6 +33,8 @@ class Host:
     silent_since: int = 0
     """When the first question that is still unanswered was asked; 0: none."""
     rebooted: int = 0
+    seqs: deque[int] = field(default_factory=lambda: deque(maxlen=32))
+    """Reports taken lately: one that got no acknowledgement is sent again."""
     offset: int = 0
     """Analyzer's clock minus the agent's, from the latest message."""
     down: dict[str, int] = field(default_factory=dict)
@@ -77,6 +82,7 @@ class HostBook:
             host.boot = boot
             host.rebooted = now
             host.stalls.clear()
+            host.seqs.clear()
         if retained:
             return
         if host.silent_since and now - host.silent_since > _SECOND // 2:
@@ -120,7 +126,12 @@ class HostBook:
         for host in self.hosts.values():
             host.unanswered = 0
             host.silent_since = 0
+            if host.state == "died":
+                # A broker that is stopped gives out everybody's will: who is really dead will not speak again.
+                host.state = "online"
 
-    def heard_in_session(self, host: Host) -> bool:
+    def heard_in_session(self, host: Host, now: int) -> bool:
         """Whether silence of this host can mean anything yet."""
-        return bool(self.session_since) and host.heard >= self.session_since
+        if not self.session_since:
+            return False
+        return host.heard >= self.session_since or now - self.session_since > COME_BACK_NS

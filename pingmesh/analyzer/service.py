@@ -178,6 +178,10 @@ class Analyzer:
     def _on_report(self, message: Report, now: int) -> None:
         self._hosts.on_message(message.host, message.boot, now, message.now_ns)
         self._hosts.on_health(message.host, message.health, now)
+        host = self._hosts.get(message.host)
+        if message.seq in host.seqs:
+            return
+        host.seqs.append(message.seq)
         offset = now - message.now_ns
         self._findings.clock(message.host, offset, message.health.clock_steps, now)
         for rows in message.prober:
