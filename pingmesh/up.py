@@ -22,6 +22,8 @@ HELP = (
 )
 DIED = 4
 STOP_GRACE_S = 8.0
+_FORMED = ("time", "level", "logger", "message", "exception", "color_message")
+"""Fields of a log record that have their place in the line, or (uvicorn's coloured copy) none."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -253,9 +255,7 @@ def text_line(part: str, line: str) -> str:
     with contextlib.suppress(ValueError):
         d = json.loads(line)
         if isinstance(d, dict) and {"level", "logger", "message"} <= d.keys():
-            rest = " ".join(
-                f"{k}={v}" for k, v in d.items() if k not in ("time", "level", "logger", "message", "exception")
-            )
+            rest = " ".join(f"{k}={v}" for k, v in d.items() if k not in _FORMED)
             line = f"{str(d.get('time', ''))[11:19]} {d['level']:<7} {d['logger']}: {d['message']} {rest}".rstrip()
             if "exception" in d:
                 line += "\n" + str(d["exception"])
