@@ -39,6 +39,12 @@ class HostView:
     """RNICs without carrier."""
 
 
+LOOK_BACK_NS = SECOND
+"""Packets sent this long before a host is known to be gone may have been lost with it."""
+REPORT_NS = 6 * SECOND
+"""A stall that a report tells of may have been at any time since the report before it."""
+
+
 def judge_hosts(book: HostBook, topology: Topology, samples: Iterable[Sample], now: int) -> HostView:
     """Apply the host rules to the samples of the last seconds."""
     view = HostView()
@@ -49,7 +55,21 @@ def judge_hosts(book: HostBook, topology: Topology, samples: Iterable[Sample], n
     for host in book.hosts.values():
         _judge_host(host, book, reached.get(host.name, []), now, view)
     _judge_carriers(book, topology, now, view)
+    for name in view.excluded:
+        _excuse(book.get(name), now)
     return view
+
+
+def _excuse(host: Host, now: int) -> None:
+    """Remember for good when packets to and from a host were no evidence."""
+    starts = [at - REPORT_NS for at, _ in host.stalls if now - at < STARVED_NS]
+    if host.silent_since:
+        starts.append(host.silent_since - LOOK_BACK_NS)
+    if host.state != "online":
+        starts.append(host.state_since - LOOK_BACK_NS)
+    if now - host.rebooted < SETTLE_REBOOT_NS:
+        starts.append(host.rebooted - LOOK_BACK_NS)
+    host.excuse(min(starts, default=now), now + SECOND // 2)
 
 
 def _answers(reached: list[tuple[int, int, int]], since: int) -> tuple[int, int]:

@@ -29,6 +29,8 @@ class Host:
     health_at: int = 0
     stalls: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=64))
     """(when, milliseconds) of stalls reported or seen as late answers."""
+    excused: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=64))
+    """Spans in which it was silent, stalled, gone or new: packets to and from it then are no evidence, now or later."""
     unanswered: int = 0
     silent_since: int = 0
     """When the first question that is still unanswered was asked; 0: none."""
@@ -39,11 +41,35 @@ class Host:
     """Analyzer's clock minus the agent's, from the latest message."""
     down: dict[str, int] = field(default_factory=dict)
     """Devices whose link is down, and since when we know."""
+    dark: deque[tuple[str, int, int]] = field(default_factory=lambda: deque(maxlen=64))
+    """(device, from, to) of the times without link that are over: what was lost then is explained."""
     restarts: deque[int] = field(default_factory=lambda: deque(maxlen=8))
 
     def starved(self, since: int) -> float:
         """Longest stall reported since a time, in milliseconds; 0 if none was."""
         return max((ms for at, ms in self.stalls if at >= since), default=0.0)
+
+    def set_link(self, device: str, up: bool, now: int) -> None:
+        """What the agent says of a device's link."""
+        if not up:
+            self.down.setdefault(device, now)
+        elif (since := self.down.pop(device, None)) is not None:
+            self.dark.append((device, since - 2 * _SECOND, now + 2 * _SECOND))
+
+    def was_dark(self, device: str, start: int, end: int) -> bool:
+        """Whether a device was without link in this span."""
+        return any(d == device and a < end and start < b for d, a, b in self.dark)
+
+    def excuse(self, start: int, end: int) -> None:
+        """Nothing between these times is evidence."""
+        if self.excused and start <= self.excused[-1][1]:
+            last = self.excused.pop()
+            start, end = min(start, last[0]), max(end, last[1])
+        self.excused.append((start, end))
+
+    def is_excused(self, start: int, end: int) -> bool:
+        """Whether packets of this span may have met one of those times."""
+        return any(a < end and start < b for a, b in self.excused)
 
 
 class HostBook:
@@ -103,10 +129,7 @@ class HostBook:
         host.health = health
         host.health_at = now
         for r in health.rnics:
-            if r.up:
-                host.down.pop(r.device, None)
-            else:
-                host.down.setdefault(r.device, now)
+            host.set_link(r.device, r.up, now)
         stall = max(health.loop_lag_max, health.read_delay_max)
         if stall >= STARVED_LAG_MS:
             host.stalls.append((now, stall))

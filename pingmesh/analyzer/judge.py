@@ -96,16 +96,25 @@ class Judge:
     # ------------------------------------------------------------ losses
 
     def _fabric_samples(self, since: int, view: HostView) -> list[Sample]:
-        bad_hosts = view.excluded
-        bad_rnics = view.dark
+        hosts = self._hosts.hosts
+        excused = {name: h for name, h in hosts.items() if h.excused or h.dark}
+
+        def is_excused(s: Sample) -> bool:
+            for name in (s.flow.src, s.flow.dst):
+                host, device = name.split("/")
+                h = excused.get(host)
+                if h is not None and (h.is_excused(s.start, s.end) or h.was_dark(device, s.start, s.end)):
+                    return True
+            return False
+
+        dark = view.dark
         return [
             s
             for s in self._store.samples
             if s.start >= (since if s.confirmed else since - WINDOW_MARGIN_NS)
-            and s.flow.src_host not in bad_hosts
-            and s.flow.dst_host not in bad_hosts
-            and s.flow.src not in bad_rnics
-            and s.flow.dst not in bad_rnics
+            and s.flow.src not in dark
+            and s.flow.dst not in dark
+            and not (excused and is_excused(s))
         ]
 
     def _losses(self, samples: Sequence[Sample], since: int, out: Judgement) -> list[Suspect]:

@@ -169,10 +169,7 @@ class Analyzer:
             return
         host = self._hosts.get(message.host)
         for r in message.rnics:
-            if r.up:
-                host.down.pop(r.device, None)
-            else:
-                host.down.setdefault(r.device, now)
+            host.set_link(r.device, r.up, now)
         self._look.set()
 
     def _on_report(self, message: Report, now: int) -> None:

@@ -186,3 +186,16 @@ def test_forward_samples_count_as_arrivals() -> None:
     b = book()
     will(b, "h3", T)
     assert verdicts(b, [to_h3(20, 20, role=PROBE), to_h3(20, 0, role=ACK)], T + 2 * S) == {"h3": "agent_down"}
+
+
+def test_what_happened_while_a_host_was_away_is_never_evidence_later() -> None:
+    b = book()
+    silence(b, "h3")
+    judge_hosts(b, TOPOLOGY, [to_h3(20, 20)], T + 2 * S)
+    b.on_message("h3", 1, T + 3 * S, T + 3 * S)
+    judge_hosts(b, TOPOLOGY, [], T + 3 * S)
+    judge_hosts(b, TOPOLOGY, [], T + 60 * S)
+    h3 = b.get("h3")
+    assert h3.is_excused(T, T + S)
+    assert h3.is_excused(T + 2 * S, T + 7 * S)
+    assert not h3.is_excused(T + 30 * S, T + 35 * S)
