@@ -1,0 +1,117 @@
+"""The probe's header: round trip, its layout, and whatever bytes may come."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plane_fakes import Fabric
+
+from pingmesh import probe
+
+U8, U16, U32, U64 = (st.integers(0, (1 << bits) - 1) for bits in (8, 16, 32, 64))
+HEADERS = st.builds(
+    probe.Header,
+    magic=st.just(probe.MAGIC),
+    version=st.just(probe.VERSION),
+    kind=st.sampled_from([probe.PROBE, probe.ACK1, probe.ACK2]),
+    cls=U8,
+    flags=U8,
+    trace_mask=U8,
+    dscp=U8,
+    cluster=U32,
+    source=U32,
+    epoch=U32,
+    target_epoch=U32,
+    seq=U32,
+    list_version=U32,
+    flow_index=U16,
+    sport=U16,
+    window=U32,
+    left=U16,
+    reserved=U16,
+    qkey=U32,
+    history=U64,
+    delay=U64,
+)
+
+
+@given(HEADERS, st.binary(max_size=100))
+def test_round_trip_whatever_padding_follows(header: probe.Header, padding: bytes) -> None:
+    packed = probe.encode(header)
+    assert len(packed) == probe.SIZE == 64
+    assert probe.decode(packed) == header
+    assert probe.decode(memoryview(packed + padding)) == header
+
+
+def test_the_layout_is_fixed() -> None:
+    header = probe.Header(
+        *(probe.MAGIC, 1, 2, 3, 4, 5, 6), 0x0708090A, 0x0B0C0D0E, 0x0F101112, 0x13141516, 0x1718191A, 0x1B1C1D1E,
+        *(0x1F20, 0x2122, 0x23242526, 0x2728, 0x292A, 0x2B2C2D2E, 0x2F30313233343536, 0x3738393A3B3C3D3E),
+    )  # fmt: skip
+    assert probe.encode(header) == b"PM\x01\x02\x03\x04\x05\x06" + bytes(range(7, 63))
+
+
+@given(HEADERS, U32, U32, U32, U16, U64, U64)
+def test_changes_in_place_change_what_they_say(
+    header: probe.Header, epoch: int, seq: int, window: int, left: int, history: int, delay: int
+) -> None:
+    buffer = probe.encode(header)
+    probe.aim(buffer, epoch)
+    probe.stamp_probe(buffer, seq, window)
+    sent = header._replace(target_epoch=epoch, seq=seq, window=window)
+    assert probe.decode(buffer) == sent
+    probe.answer(buffer, sent, flags=probe.STALE, dscp=7, left=left, history=history)
+    first = sent._replace(
+        kind=probe.ACK1, flags=probe.STALE, dscp=7, left=left, reserved=0, qkey=0, history=history, delay=0
+    )
+    assert probe.decode(buffer) == first
+    probe.answer_again(buffer, delay)
+    assert probe.decode(buffer) == first._replace(kind=probe.ACK2, delay=delay)
+
+
+def test_a_negative_delay_becomes_an_absurd_one() -> None:
+    buffer = probe.encode(probe.Header(probe.MAGIC, 1, 1, *[0] * 18))
+    probe.answer_again(buffer, -5)
+    assert probe.decode(buffer).delay == 2**64 - 5
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(slice(63, None), "short"), ((0, 0), "magic"), ((2, 2), "version"), ((3, 3), "kind")],
+    ids=["short", "magic", "version", "kind"],
+)
+def test_each_reason_to_refuse(change: slice | tuple[int, int], reason: str) -> None:
+    buffer = probe.encode(probe.Header(probe.MAGIC, 1, 0, *[0] * 18))
+    if isinstance(change, slice):
+        del buffer[change]
+    else:
+        buffer[change[0]] = change[1]
+    with pytest.raises(probe.BadProbeError) as caught:
+        probe.decode(buffer)
+    assert caught.value.reason == reason
+
+
+@settings(max_examples=500)
+@given(st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda b: b"PM\x01" + b)))
+def test_any_bytes_reach_an_rnic_without_harm(payload: bytes) -> None:
+    """Refused and counted, stray, stale or answered: nothing else, and nothing raised."""
+    fabric = Fabric()
+    rnic = fabric.add(1)
+    rnic.receive(memoryview(payload), "10.0.0.9", 5, 0xC000, 0, 60, 0)
+    responder, ledger = rnic.responder, rnic.prober.ledger
+    answered = len(list(responder.flows()))
+    assert rnic.rejected + ledger.stray + responder.stale + responder.send_errors + answered == 1
+
+
+@settings(max_examples=300)
+@given(HEADERS)
+def test_any_header_of_our_cluster_reaches_an_rnic_without_harm(header: probe.Header) -> None:
+    fabric = Fabric()
+    rnic = fabric.add(1)
+    ours = header._replace(cluster=rnic._cluster, target_epoch=rnic.epoch)
+    rnic.receive(memoryview(probe.encode(ours)), "10.0.0.9", 5, 0xC000, 0, 60, 0)
+    if header.kind == probe.PROBE:
+        assert [row[5] for row in rnic.responder.take(0)] == [1]
+    else:
+        assert rnic.prober.ledger.stray == 1
