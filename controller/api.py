@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from controller import views
@@ -31,30 +32,40 @@ class ListenError(ValueError):
         super().__init__(f"cannot listen on {listen} ({reason}): give unix:PATH or HOST:PORT in controller.listen")
 
 
+class Json(Response):
+    """JSON; numbers that JSON does not have (NaN, infinity) become null, as bytes become text."""
+
+    media_type = "application/json"
+
+    def render(self, content: object) -> bytes:
+        """The body."""
+        return msgspec.json.encode(content)
+
+
 def build(controller: Controller) -> Starlette:
     """The application; every route answers from memory or one SQLite query."""
 
     async def status(request: Request) -> Response:
-        return JSONResponse(views.status(controller))
+        return Json(views.status(controller))
 
     async def incidents(request: Request) -> Response:
         state = request.query_params.get("state")
         if state not in (None, "", "all", "open", "closed"):
             raise HTTPException(400, f"state is {state!r}: give open, closed or all")
         wanted = None if state in (None, "", "all") else state
-        return JSONResponse([i.public() for i in controller.store.incidents(wanted, _since(request))])
+        return Json([i.public() for i in controller.store.incidents(wanted, _since(request))])
 
     async def findings(request: Request) -> Response:
-        return JSONResponse([f.public() for f in controller.store.findings()])
+        return Json([f.public() for f in controller.store.findings()])
 
     async def coverage(request: Request) -> Response:
-        return JSONResponse(views.coverage(controller))
+        return Json(views.coverage(controller))
 
     async def rnics(request: Request) -> Response:
-        return JSONResponse(views.rnics(controller))
+        return Json(views.rnics(controller))
 
     async def topology(request: Request) -> Response:
-        return JSONResponse(views.topology(controller.topology))
+        return Json(views.topology(controller.topology))
 
     async def diagnosis(request: Request) -> Response:
         hosts = [h.strip() for h in request.query_params.get("hosts", "").split(",") if h.strip()]
@@ -63,7 +74,7 @@ def build(controller: Controller) -> Starlette:
         unknown = [h for h in hosts if h not in controller.topology.hosts]
         if unknown:
             raise HTTPException(404, f"no host {', '.join(unknown)} in the topology")
-        return JSONResponse(diagnose(controller, hosts, _since(request)))
+        return Json(diagnose(controller, hosts, _since(request)))
 
     async def healthy(request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -78,7 +89,7 @@ def build(controller: Controller) -> Starlette:
 
     async def failed(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return JSONResponse({"error": error.detail}, status_code=error.status_code)
+        return Json({"error": error.detail}, status_code=error.status_code)
 
     return Starlette(
         routes=[

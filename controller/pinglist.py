@@ -1,4 +1,4 @@
-"""Which 5-tuples to probe: ToR-mesh, Eq. (1), top-up from traced paths, classes and rotation. Pure functions.
+"""Which 5-tuples to probe: ToR-mesh, Eq. (1), top-up from traced paths, classes. Pure functions.
 
 They add to a set of entries and never look at a clock; the same arguments (the random generator's state among them)
 give the same entries. Liu et al. 2024, §4.2 describes ToR-mesh and inter-ToR lists; the top-up is ours: Eq. (1) makes
@@ -273,19 +273,3 @@ def twins(
                     new.append(twin)
                     have.update(links)
     return new
-
-
-def surplus(
-    entries: Iterable[Entry], paths: Mapping[tuple[str, str, int], tuple[str, ...]], count: Counter[str], keep: int
-) -> list[Entry]:
-    """Class 0 entries that can go while every link of theirs keeps more than `keep` tuples, in the order given.
-
-    `count` (tuples by link) is lowered by what is given away.
-    """
-    out: list[Entry] = []
-    for e in entries:
-        links = paths.get(e.tuple5, ())
-        if e.cls == 0 and e.kind == INTER_TOR and links and all(count[link] > keep for link in links):
-            count.subtract(links)
-            out.append(e)
-    return out

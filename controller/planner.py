@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import random
 import time
 from collections import Counter
 from collections.abc import Collection
@@ -12,10 +11,10 @@ from dataclasses import dataclass, field
 
 from controller.book import Book
 from controller.coverage import CoverageReport, measure
-from controller.pinglist import Draft, Entry, start, surplus, top_up, tor_mesh, twins
+from controller.pinglist import Draft, Entry, start, top_up, tor_mesh, twins
 from controller.rates import RatePlan, intervals, trace_rates
 from controller.reach import Reach
-from controller.sampling import tuples_needed
+from controller.rotation import rotate
 from pingmesh.messages import INTER_TOR, TOR_MESH
 
 log = logging.getLogger(__name__)
@@ -334,40 +333,18 @@ class Planner:
 
     def _rotate(self, now_ns: int) -> None:
         """Replace a slice of the tuples; the old ones leave when every link does without them."""
-        draft = self._draft()
-        pool = sorted(
-            e
-            for e in self.book.where
-            if e.kind == INTER_TOR and e.cls == 0 and e.source in self.listed and e.target in self.listed
+        slice_ = rotate(
+            self._draft(),
+            self.book.paths,
+            Counter({w.link: w.flows for w in self.coverage.links}),
+            keep=self.plan.link_tuples + SPARE_TUPLES,
+            share=self.rotation_share / SLICES,
         )
-        draft.rng.shuffle(pool)
-        count: Counter[str] = Counter({w.link: w.flows for w in self.coverage.links})
-        spare = surplus(pool, self.book.paths, count, self.plan.link_tuples + SPARE_TUPLES)
-        self.book.drop(self._above_minimum(spare, draft.rng)[: max(len(pool) // 20, 1)])
-        victims = [e for e in pool if e in self.book.where][: round(len(pool) * self.rotation_share / SLICES)]
-        fresh = [draft.add(self.reach.unit_of[e.source], self.reach.unit_of[e.target]) for e in victims]
-        self.book.leave(victims)
-        self.book.add([e for e in fresh if e], now_ns)
-        if victims:
+        self.book.drop(slice_.spare)
+        self.book.leave(slice_.old)
+        self.book.add(slice_.new, now_ns)
+        if slice_.old:
             self.phase, self._round_ns = Phase.BUILDING, now_ns
-
-    def _above_minimum(self, spare: list[Entry], rng: random.Random) -> list[Entry]:
-        """Those that Eq. (1) and the minimum per RNIC do not ask for."""
-        sent = Counter(e.source for e in self.book.where if e.kind == INTER_TOR and e.cls == 0)
-        received = Counter(e.target for e in self.book.where if e.kind == INTER_TOR and e.cls == 0)
-        of_unit: Counter[object] = Counter()
-        for name, n in sent.items():
-            of_unit[self.reach.unit_of[name]] += n
-        out = []
-        for e in spare:
-            unit = self.reach.unit_of[e.source]
-            wanted = tuples_needed(self.reach.parallel(unit, rng))
-            if of_unit[unit] > wanted and sent[e.source] > 2 and received[e.target] > 2:
-                of_unit[unit] -= 1
-                sent[e.source] -= 1
-                received[e.target] -= 1
-                out.append(e)
-        return out
 
     def trace_budget(self) -> tuple[float, float]:
         """Tracing rates for the lists as they are."""

@@ -14,6 +14,8 @@ from pingmesh.incidents import ComponentType, Finding, Incident, Symptom, rfc333
 from pingmesh.messages import BadMessageError, FindingReport, Verdict, Verdicts
 
 HISTORY_LIMIT = 200
+LAST_NS = 1 << 62
+"""Well within both SQLite's integers and what a date can say."""
 TRACKED = ("component", "direction", "symptom", "cls", "alternatives")
 """Fields whose change is written into an incident's history."""
 
@@ -37,11 +39,14 @@ class Store:
 
         A verdict updates the open incident that has its component, else the one that has it among its alternatives,
         else it opens a new one; one verdict an incident. What neither list names stays as it is.
-        Raises BadMessageError, and changes nothing, when a type or symptom is none of ours.
+        Raises BadMessageError, and changes nothing, when a type, symptom or time is none.
         """
         for v in m.open:
             if v.component_type not in get_args(ComponentType) or v.symptom not in get_args(Symptom):
                 raise BadMessageError("Verdicts", f"names no known type or symptom: {v.component_type}, {v.symptom}")
+        times = [v.since_ns for v in m.open] + [f.since_ns for f in m.findings]
+        if any(not 0 <= at < LAST_NS for at in times):
+            raise BadMessageError("Verdicts", "holds a time that is none")
         changed: list[Incident] = []
         touched: list[Incident] = []
         matched = self._match(m.open)

@@ -90,7 +90,6 @@ USER_ERRORS = {
     "pingmesh.lab.faults.errors.FaultError": Exit.USAGE,
     "controller.client.BadRequestError": Exit.USAGE,
     "controller.client.ControllerUnreachableError": Exit.INTERNAL,
-    "controller.client.BadRequestError": Exit.USAGE,
 }
 
 

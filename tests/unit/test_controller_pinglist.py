@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from controller import coverage, pinglist, rates, sampling, views
 from controller.coverage import measure
-from controller.pinglist import INTER_TOR, MESH_MATES, Draft, Entry, start, surplus, top_up, tor_mesh, twins
+from controller.pinglist import INTER_TOR, MESH_MATES, Draft, Entry, start, top_up, tor_mesh, twins
 from controller.rates import RatePlan, intervals, trace_rates
 from controller.reach import Reach
+from controller.rotation import surplus
 from controller.sampling import tuples_needed
 from pingmesh.messages import TOR_MESH
 from topology.build import assemble, cable
