@@ -30,10 +30,11 @@ command -v tshark >/dev/null || wanted+=(tshark)
 [ -e /etc/ssl/certs/ca-certificates.crt ] || wanted+=(ca-certificates)
 [ -n "$(find_python)" ] || needed+=(python3-venv)
 
-if [ ${#needed[@]} -gt 0 ] || [ ${#wanted[@]} -gt 0 ]; then
-  install="apt-get install --yes --no-install-recommends ${needed[*]} ${wanted[*]}"
+packages=("${needed[@]}" "${wanted[@]}")
+if [ ${#packages[@]} -gt 0 ]; then
+  install="apt-get install --yes --no-install-recommends ${packages[*]}"
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "setup: installing ${needed[*]} ${wanted[*]}"
+    echo "setup: installing ${packages[*]}"
     export DEBIAN_FRONTEND=noninteractive
     log=$(mktemp)
     if ! { apt-get update --quiet && $install; } </dev/null >"$log" 2>&1; then
@@ -48,7 +49,7 @@ if [ ${#needed[@]} -gt 0 ] || [ ${#wanted[@]} -gt 0 ]; then
       *" mosquitto "*) systemctl disable --now mosquitto >/dev/null 2>&1 || true ;;
     esac
   elif [ ${#needed[@]} -gt 0 ]; then
-    echo "setup: ${needed[*]} missing and not root: run \`$install\` as root, then make setup again." >&2
+    echo "setup: not root and without ${needed[*]}: run \`$install\` as root, then make setup again." >&2
     exit 2
   else
     echo "setup: going on without ${wanted[*]} (as root: $install)" >&2

@@ -73,11 +73,17 @@ def run(args: argparse.Namespace) -> int:
     demo = Demo(out)
     demo.say(f"building 4 leaves, 4 spines, 16 hosts in network namespaces (faults drawn with --seed {seed})")
     with Lab.up(progress=demo.say, leaves=4, spines=4, hosts_per_leaf=4, rnics_per_host=1) as lab:
-        demo.wait_online(lab)
-        false_alarms = demo.watch(lab, args.healthy)
-        rng = random.Random(seed)
-        rounds = [demo.round(lab, n, args.faults, random_spec(rng, lab.topology)) for n in range(1, args.faults + 1)]
-        demo.say("cleaning up")
+        try:
+            demo.wait_online(lab)
+            false_alarms = demo.watch(lab, args.healthy)
+            rng = random.Random(seed)
+            rounds = [
+                demo.round(lab, n, args.faults, random_spec(rng, lab.topology)) for n in range(1, args.faults + 1)
+            ]
+            demo.say("cleaning up")
+        except KeyboardInterrupt:
+            demo.say("interrupted; cleaning up")
+            raise
     good = all(r.right for r in rounds) and not false_alarms
     if args.json:
         summary = {"seed": seed, "right": good, "false_alarms": false_alarms, "rounds": [asdict(r) for r in rounds]}
