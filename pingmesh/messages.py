@@ -277,7 +277,7 @@ class Paths(Message, tag="paths"):
 
 
 class Ask(Message, tag="ask"):
-    """Are you there, how are you, what did your responder count for these (source RNIC, epoch, list version, window)?"""
+    """Are you there, how are you, and what did your responder count for (source RNIC, epoch, list version, window)?"""
 
     id: int
     windows: list[tuple[int, int, int, int]] = []
