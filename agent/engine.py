@@ -141,14 +141,18 @@ class Engine:
         self._timer = None
         now = self._clock.monotonic_ns()
         at = now + _IDLE_NS
-        for rnic in self._rnics.values():
-            prober = rnic.prober
-            if prober.next_ns <= now:
-                prober.tick(now)
-            if prober.next_ns < at:
-                at = prober.next_ns
-        self._timer_ns = at
-        self._timer = self._loop.call_at(at * 1e-9, self._tick)
+        try:
+            for rnic in self._rnics.values():
+                prober = rnic.prober
+                if prober.next_ns <= now:
+                    prober.tick(now)
+                if prober.next_ns < at:
+                    at = prober.next_ns
+        finally:
+            # Whatever went wrong with one prober, the others go on.
+            if not self._closed:
+                self._timer_ns = at
+                self._timer = self._loop.call_at(at * 1e-9, self._tick)
 
     @property
     def rate_factor(self) -> float:
@@ -160,6 +164,7 @@ class Engine:
         self._factor = min(1.0, max(0.01, factor))
         for rnic in self._rnics.values():
             rnic.prober.set_factor(self._factor)
+        self._arm()
 
     # ------------------------------------------------------------ what to register, what to probe
 
@@ -189,13 +194,17 @@ class Engine:
             rnic.flaps += 1
 
     def apply_list(self, message: ProbeList) -> bool:
-        """Probe by this list from now on; False (and nothing changes) if no RNIC here has its device.
+        """Probe by this list from now on; False (and nothing changes) if no RNIC here has its device or its numbers
+        do not fit. Flows whose fields do not fit are left out.
 
         Flows that stay keep their phase. Probes in flight are still counted under their own list version.
         """
         rnic = self._rnics.get(message.device)
         if rnic is None:
             log.warning("a probe list for %s, which is no RNIC of this agent", message.device)
+            return False
+        if not 0 < message.number < 1 << 32 or not 0 <= message.list_version < 1 << 32:
+            log.warning("a probe list for %s whose number or version is out of range", message.device)
             return False
         if rnic.prober.number not in (0, message.number):
             rnic.retire_prober()

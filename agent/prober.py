@@ -5,7 +5,9 @@ Time only enters as arguments (monotonic ns), so that a test can drive it with a
 
 from __future__ import annotations
 
+import logging
 import random
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heapreplace
 from typing import Final
@@ -17,6 +19,8 @@ from agent.transport.base import Transport, address_of
 from pingmesh import messages, probe
 from pingmesh.messages import CONFIRM_BIT, Confirm, Event, Peer, ProbeClass, ProbeList, ProberRows
 
+log = logging.getLogger(__name__)
+
 BATCH_NS: Final = 1_000_000
 """Probes due this soon leave at the same wake-up."""
 JITTER: Final = 0.2
@@ -26,6 +30,8 @@ STALL_NS: Final = 50_000_000
 BURST_S: Final = 0.1
 """Depth of the rate cap's token bucket."""
 MAX_CONFIRM_PROBES: Final = 10_000
+MAX_CONFIRM_INTERVAL_US: Final = 1_000_000
+MAX_CONFIRMATIONS: Final = 64
 _SEQ_MASK: Final = 0xFFFFFFFF
 
 
@@ -86,8 +92,10 @@ class Prober:
         self.list_version = message.list_version
         self._classes = message.classes
         self._flows = {}
+        unusable = 0
         for entry in message.flows:
-            if entry.cls >= len(message.classes):
+            if not self._usable(entry):
+                unusable += 1
                 continue
             flow = self._new_flow(entry)
             same = by_tuple.get((entry.peer, entry.sport, entry.cls))
@@ -101,9 +109,21 @@ class Prober:
             self._flows[entry.index] = flow
         wanted = sum(1e9 / f.interval_ns for f in self._flows.values())
         self._stretch = max(1.0, wanted / self._rate)
+        if unusable:
+            log.warning("%s: %d flows of its list have fields out of range, left out", self.transport.device, unusable)
         for flow in self._flows.values():
             self._resolve(flow)
         self._schedule_all(now)
+
+    def _usable(self, entry: messages.Flow) -> bool:
+        """Whether the flow fits into the header, and its class exists and is one."""
+        return (
+            0 <= entry.cls < min(len(self._classes), 256)
+            and 0 <= self._classes[entry.cls].dscp < 64
+            and 0 <= entry.index < 1 << 16
+            and 0 < entry.sport < 1 << 16
+            and 0 <= entry.trace_mask < 1 << 8
+        )
 
     def _new_flow(self, entry: messages.Flow) -> ProbingFlow:
         cls = self._classes[entry.cls]
@@ -159,11 +179,11 @@ class Prober:
         if peer is None:
             return
         try:
+            probe.aim(flow.template, peer.epoch)
             flow.target = self.transport.target(address_of(peer.gid), peer.qpn, peer.qkey)
-        except (ValueError, OSError):
+        except (ValueError, OSError, struct.error):
             return
         flow.size = self._size(self._classes[flow.flow.cls], peer)
-        probe.aim(flow.template, peer.epoch)
 
     def _size(self, cls: ProbeClass, peer: Peer) -> int:
         return max(probe.SIZE, min(cls.size, self.transport.mtu, peer.mtu) & ~3)
@@ -171,8 +191,16 @@ class Prober:
     # ------------------------------------------------------------ schedule
 
     def set_factor(self, factor: float) -> None:
-        """Stretch all intervals by 1/factor, from each flow's next probe on."""
+        """Stretch all intervals by 1/factor."""
+        if factor == self._factor:
+            return
+        now = self._clock.monotonic_ns()
+        change = self._factor / factor
         self._factor = factor
+        for flow in self._flows.values():
+            flow.due_ns = now + int((flow.due_ns - now) * change)
+            flow.slot_ns = now + int((flow.slot_ns - now) * change)
+        self._schedule_all(now)
 
     def _schedule_all(self, now: int) -> None:
         """Flows that are scheduled stay so; the others begin anywhere within their interval."""
@@ -275,6 +303,8 @@ class Prober:
         """
         if message.list_version != self.list_version or message.count <= 0 or message.cls >= len(self._classes):
             return None
+        if len(self._confirmations) >= MAX_CONFIRMATIONS:
+            return None
         shots = []
         for index in dict.fromkeys(message.indexes):
             flow = self._flows.get(index)
@@ -282,7 +312,7 @@ class Prober:
                 continue
             if message.cls < 0 or message.cls == flow.flow.cls:
                 shots.append(Shot(flow, flow.template, flow.size, flow.dscp))
-            else:
+            elif 0 <= self._classes[message.cls].dscp < 64:
                 cls = self._classes[message.cls]
                 template = self._template(flow.flow, message.cls)
                 probe.aim(template, flow.peer.epoch)
@@ -291,7 +321,7 @@ class Prober:
         if not shots or any(c.window == window and not c.finished for c in self._confirmations):
             return None
         count = min(message.count, MAX_CONFIRM_PROBES // len(shots) or 1)
-        interval_ns = max(message.interval_us, 100) * 1000
+        interval_ns = min(max(message.interval_us, 100), MAX_CONFIRM_INTERVAL_US) * 1000
         self._confirmations.append(Confirmation(shots, window, count, interval_ns, now, on_done))
         self._set_next()
         return window

@@ -65,7 +65,9 @@ class Transport(Protocol):
         """Begin to deliver packets."""
 
     def target(self, address: str, qpn: int, qkey: int) -> Target:
-        """Resolve a remote queue pair. Raises ValueError for an address of another family, OSError."""
+        """Resolve a remote queue pair. Raises ValueError for an address of another family or numbers out of range,
+        OSError.
+        """
 
     def send(self, target: Target, sport: int, dscp: int, payload: bytes | bytearray, size: int, stamp: bool) -> int:
         """Send `payload` padded with zeros to `size` bytes (a multiple of 4).

@@ -126,13 +126,15 @@ class SoftTransport:
         return sport
 
     def target(self, address: str, qpn: int, qkey: int) -> SoftTarget:
-        """Resolve a remote queue pair. Raises ValueError for an address of another family."""
+        """Resolve a remote queue pair. Raises ValueError for an address of another family, numbers out of range."""
         key = (address, qpn, qkey)
         found = self._targets.get(key)
         if found is None:
             parsed = ipaddress.ip_address(address)
             if parsed.version != self._version:
                 raise ValueError(f"{self.device} has an IPv{self._version} address and cannot reach {address}")
+            if not 0 <= qpn <= frames.QPN_MASK or not 0 <= qkey < 1 << 32:
+                raise ValueError(f"QPN {qpn} or Q_Key {qkey} is out of range")
             pseudo = frames.pseudo6(self._raw_address, parsed.packed) if self._version == 6 else 0
             found = SoftTarget(address, parsed.packed, qpn, qkey, pseudo)
             if len(self._targets) >= _CACHED:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from plane_fakes import LATENCY, MS, Fabric, S, make_list, peer, stop, take, transport
 
 from agent.rnic import Rnic
 from pingmesh import messages, probe
-from pingmesh.messages import CONFIRM_BIT, PROBER_COLUMNS, Confirm, Peer, ProbeClass, unpack_columns
+from pingmesh.messages import CONFIRM_BIT, PROBER_COLUMNS, Confirm, Flow, Peer, ProbeClass, unpack_columns
 
 
 def pair(max_rate: float = 1000.0) -> tuple[Fabric, Rnic, Rnic]:
@@ -266,3 +268,51 @@ def test_memory_of_a_dead_neighbour_is_bounded() -> None:
     assert transport(a).sent[probe.PROBE] == len(fabric.kinds(messages.OVERDUE)) + sum(
         not r.phase.value for r in a.prober.ledger._outstanding.values()
     )
+
+
+def test_a_raised_rate_factor_counts_from_now() -> None:
+    fabric, a, b = pair()
+    a.prober.apply_list(make_list(1, [peer(2, b)], flows=10, interval_ms=1000), fabric.clock.now)
+    a.prober.set_factor(0.01)
+    fabric.run(5 * S)
+    seen = watch(fabric)
+    a.prober.set_factor(1.0)
+    fabric.run(10 * S)
+    assert 90 <= len(seen) <= 110
+
+
+INTEGERS = st.one_of(st.integers(0, 5), st.integers(-(2**40), 2**40))
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    flows=st.lists(st.builds(Flow, *[INTEGERS] * 7), max_size=5),
+    peers=st.lists(
+        st.builds(
+            Peer, INTEGERS, st.text(max_size=3), st.sampled_from(["::ffff:10.0.0.2", "fd00::1", "x"]), *[INTEGERS] * 4
+        ),
+        max_size=5,
+    ),
+    classes=st.lists(st.builds(ProbeClass, dscp=INTEGERS, size=INTEGERS), max_size=3),
+    changes=st.fixed_dictionaries({"indexes": st.lists(INTEGERS, max_size=4), "count": INTEGERS, "cls": INTEGERS}),
+)
+def test_any_numbers_in_lists_and_confirmations_do_no_harm(
+    flows: list[Flow], peers: list[Peer], classes: list[ProbeClass], changes: dict[str, object]
+) -> None:
+    fabric, a, b = pair()
+    message = make_list(1, [peer(2, b)])
+    message.flows, message.peers, message.classes = flows, [*peers, peer(2, b)], classes
+    a.prober.apply_list(message, fabric.clock.now)
+    a.prober.apply_peers(peers)
+    a.prober.confirm(confirmation(**changes), fabric.clock.now, lambda: None)
+    fabric.run(300 * MS)
+    assert a.prober.sent == transport(a).sent[probe.PROBE] <= 400
+
+
+def test_flows_that_do_not_fit_are_left_out_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    fabric, a, b = pair()
+    message = make_list(1, [peer(2, b)], flows=3)
+    message.flows[1].sport = 70_000
+    a.prober.apply_list(message, fabric.clock.now)
+    assert [f.flow.index for f in a.prober.flows()] == [0, 2]
+    assert "1 flows" in caplog.text
