@@ -24,6 +24,8 @@ PathSet = tuple[Elements, ...]
 
 PROBE, ACK = 0, 1
 _VERSIONS_KEPT = 3
+UNSTABLE_NS = 60 * 1_000_000_000
+"""For this long after a tuple was seen to move, both its paths are possible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +186,12 @@ class FlowBook:
         """The path that was confirmed before `when`, else the ECMP set."""
         record = self._paths.get((role, flow.key))
         if record is not None:
-            if when < record.since and record.before is not None:
+            if record.before is None or when >= record.since + UNSTABLE_NS:
+                return record.paths
+            if when < record.since:
                 return record.before
-            return record.paths
+            # Lately moved: it may have moved back since, as flows do when a link flaps.
+            return record.paths + tuple(p for p in record.before if p not in record.paths)
         if role == PROBE:
             return self.path_set(flow.src, flow.dst)
         return self.path_set(flow.dst, flow.src)

@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass, field
 
 from pingmesh.analyzer.clock import Clock
-from pingmesh.analyzer.flows import FlowBook
+from pingmesh.analyzer.flows import PROBE, FlowBook
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.questions import Questions, ask_all
 from pingmesh.analyzer.samples import ResponderCounts, Sample, one_way, prober_rows, responder_rows
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 COUNTS = (10, 15, 20)
 """Probes a flow in the first, second and further rounds of an episode."""
-FALLBACK_LINKS = 8
+RETRACED_LINKS = 8
 STRAGGLER_S = 0.25
 
 
@@ -57,7 +57,9 @@ class Rounds:
         episode.fresh = False
         result = RoundResult(self._clock.now(), elements=elements)
         started = [(r, *self._start(r, count)) for r in requests]
-        await self._retrace(elements, episode)
+        links = [e for e in elements if "->" in e][:RETRACED_LINKS]
+        both = set(links) | {"->".join(reversed(e.split("->"))) for e in links}
+        await self.retrace(both, episode.began)
         await self._find_silent(self._involved(requests, episode), result)
         confirmed = await self._collect(started, result.silent)
         counts = await self._responders(confirmed, result)
@@ -88,20 +90,17 @@ class Rounds:
                 self._hosts.on_unanswered(host, result.began)
                 result.silent.add(host)
 
-    async def _retrace(self, elements: list[str], episode: Episode) -> None:
-        links = [e for e in elements if "->" in e][:FALLBACK_LINKS]
-        both = set(links)
-        for e in links:
-            both.add("->".join(reversed(e.split("->"))))
-        by_host: dict[str, list[tuple[int, int, int, int]]] = {}
-        doubtful = set(episode.doubts)
-        tuples = sorted(self._book.traced_through(both), key=lambda t: t[1].key not in doubtful)
-        for role, flow in tuples:
+    async def retrace(self, links: set[str], before: int, most: int | None = None) -> None:
+        """Have the tuples traced again that cross or crossed these links and were not confirmed since a time."""
+        due = []
+        for role, flow in self._book.traced_through(links):
             record = self._book.record(flow, role)
-            if record is not None and record.confirmed > episode.began:
-                continue
-            host = flow.src_host if role == 0 else flow.dst_host
-            by_host.setdefault(host, []).append((role, *flow.key))
+            if record is not None and record.confirmed <= before:
+                due.append((record.confirmed, role, flow))
+        due.sort(key=lambda d: d[0])
+        by_host: dict[str, list[tuple[int, int, int, int]]] = {}
+        for _, role, flow in due[:most]:
+            by_host.setdefault(flow.src_host if role == PROBE else flow.dst_host, []).append((role, *flow.key))
         await self._questions.retrace(by_host)
 
     async def _collect(

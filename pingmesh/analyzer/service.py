@@ -12,7 +12,7 @@ from pingmesh.analyzer.findings import Findings
 from pingmesh.analyzer.flows import Flow, FlowBook
 from pingmesh.analyzer.host_rules import SECOND
 from pingmesh.analyzer.hosts import HostBook
-from pingmesh.analyzer.judge import Judge, Judgement
+from pingmesh.analyzer.judge import SLOW_NS, Judge, Judgement
 from pingmesh.analyzer.localise import Localiser, localise
 from pingmesh.analyzer.observe import paths_of
 from pingmesh.analyzer.questions import Questions
@@ -56,6 +56,8 @@ CLOSE_PACKETS = 30
 QUIET_NS = 60 * SECOND
 """Without suspicion, evidence of this long is judged together: slow leaks add up."""
 WATCH_TRIES = 12
+DESERTED = frozenset({"link_down", "switch_down", "flap"})
+RETRACE_TUPLES = 24
 
 
 class Analyzer:
@@ -268,6 +270,8 @@ class Analyzer:
                 self._episode = None
             self._look.set()
             beat += 1
+            if beat % 2 == 0:
+                await self._retrace_deserted()
             if beat % 5 == 0:
                 await self._publish_summary()
 
@@ -289,7 +293,7 @@ class Analyzer:
             return
         fresh = self._new_evidence or any(s.lost for s in new)
         self._new_evidence = False
-        since = self._episode.began if self._episode else max(now - QUIET_NS, self._judged_from)
+        since = self._episode.began if self._episode else self._quiet_since(now)
         j = self._judgement = self._judge.judge(now, since, self._episode is not None)
         for host in j.view.undecided:
             self._watch(host)
@@ -301,6 +305,18 @@ class Analyzer:
             # Its losses are history: they must not open it again.
             self._judged_from = now
         await self._publish_verdicts(now, j)
+
+    def _quiet_since(self, now: int) -> int:
+        """Without suspicion: the last minute, but not what was before the open incidents began."""
+        since = max(now - QUIET_NS, self._judged_from)
+        began = [t.verdict.since_ns for t in self._tracker.open if t.verdict.since_ns]
+        return max(since, min(began)) if began else since
+
+    async def _retrace_deserted(self) -> None:
+        """Links that nobody walks come back unseen unless somebody looks."""
+        deserted = [t for t in self._tracker.open if t.verdict.symptom in DESERTED]
+        if deserted and self._bus.connected.is_set():
+            await self._rounds.retrace({e for t in deserted for e in t.elements}, self._clock.now(), RETRACE_TUPLES)
 
     async def _confirmations(self) -> None:
         while True:
@@ -365,15 +381,18 @@ class Analyzer:
     # ------------------------------------------------------------ after a look
 
     def _note(self, samples: list[Sample]) -> None:
-        """Losses across an open incident's component keep it open."""
+        """Losses, or delays, across an open incident's component keep it open."""
         excluded = self._judgement.view.excluded
         for s in samples:
-            if s.lost <= 0 or s.flow.src_host in excluded or s.flow.dst_host in excluded:
+            is_slow = s.rtt_ns > SLOW_NS
+            if (s.lost <= 0 and not is_slow) or s.flow.src_host in excluded or s.flow.dst_host in excluded:
                 continue
-            paths = paths_of(self._book, s.flow, s.role, s.start)
             for t in self._tracker.tracks.values():
-                if t.elements and all(not t.elements.isdisjoint(p) for p in paths):
-                    self._tracker.bad(t, s.end)
+                of_delay = t.verdict.symptom == "high_rtt"
+                if t.elements and (is_slow if of_delay else s.lost > 0):
+                    paths = paths_of(self._book, s.flow, ROUND_TRIP if of_delay else s.role, s.start)
+                    if all(not t.elements.isdisjoint(p) for p in paths):
+                        self._tracker.bad(t, s.end)
 
     def _is_clean(self, track: Track, now: int) -> bool:
         """Whether evidence since the last bad moment says that the component is well."""
@@ -392,7 +411,7 @@ class Analyzer:
             if paths and all(not track.elements.isdisjoint(p) for p in paths):
                 sent += s.sent
                 lost += s.lost
-                delayed += s.rtt_ns > 2_000_000
+                delayed += s.rtt_ns > SLOW_NS
         return sent >= CLOSE_PACKETS and lost == 0 and (v.symptom != "high_rtt" or delayed == 0)
 
     async def _publish_verdicts(self, now: int, j: Judgement) -> None:
