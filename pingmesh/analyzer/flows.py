@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pingmesh.messages import ProbeList, TracedPath
 from topology.model import Topology
@@ -24,8 +24,9 @@ PathSet = tuple[Elements, ...]
 
 PROBE, ACK = 0, 1
 _VERSIONS_KEPT = 3
+_CHANGES_KEPT = 12
 UNSTABLE_NS = 60 * 1_000_000_000
-"""For this long after a tuple was seen to move, both its paths are possible."""
+"""For this long after a tuple was seen to move, its earlier paths are possible too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +53,62 @@ class Flow:
         """The host that answers."""
         return self.dst.split("/")[0]
 
+    def __hash__(self) -> int:
+        return hash(self.key)
+
     def __str__(self) -> str:
         return f"{self.src} -> {self.dst} (source port {self.sport}, {self.cls_name})"
 
 
 @dataclass(slots=True)
 class PathRecord:
-    """The path of a tuple now and before. Times are the analyzer's nanoseconds."""
+    """How a tuple walked: (seen first at, path) of each change, oldest first. Times are the analyzer's nanoseconds."""
 
-    paths: PathSet
-    since: int
+    history: list[tuple[int, PathSet]]
     confirmed: int
-    before: PathSet | None = None
+    _unions: dict[tuple[int, int], PathSet] = field(default_factory=dict)
+
+    @property
+    def paths(self) -> PathSet:
+        """The path now."""
+        return self.history[-1][1]
+
+    @property
+    def since(self) -> int:
+        """When the path was first seen to be this one."""
+        return self.history[-1][0]
+
+    @property
+    def before(self) -> PathSet | None:
+        """The path before the last change."""
+        return self.history[-2][1] if len(self.history) > 1 else None
+
+    def move(self, at: int, paths: PathSet) -> None:
+        """It walks another way now."""
+        self.history.append((at, paths))
+        del self.history[:-_CHANGES_KEPT]
+        self._unions.clear()
+
+    def at(self, when: int) -> PathSet:
+        """The path confirmed before a time.
+
+        A tuple that moved in the minute before may have moved back unseen, as they do when a link flaps: all its
+        paths of that minute are possible.
+        """
+        last = 0
+        while last + 1 < len(self.history) and self.history[last + 1][0] <= when:
+            last += 1
+        first = last
+        while first > 0 and self.history[first][0] > when - UNSTABLE_NS:
+            first -= 1
+        if first == last:
+            return self.history[last][1]
+        union = self._unions.get((first, last))
+        if union is None:
+            # The same object each time: the localiser groups observations by it.
+            union = tuple(dict.fromkeys(p for _, paths in self.history[first : last + 1] for p in paths))
+            self._unions[first, last] = union
+        return union
 
 
 class FlowBook:
@@ -160,17 +205,17 @@ class FlowBook:
         paths = tuple(path_elements(self.topology, a, b, p) for p in found)
         record = self._paths.get((traced.role, key))
         if record is None:
-            self._paths[traced.role, key] = PathRecord(paths, at, at)
+            self._paths[traced.role, key] = PathRecord([(at, paths)], at)
             self._index = None
             return True
         if record.confirmed > at:
             return False
-        if paths != record.paths and not (len(paths) > 1 and set(record.paths) <= set(paths)):
-            self._paths[traced.role, key] = PathRecord(paths, at, at, record.paths)
-            self._index = None
-            return True
         record.confirmed = at
-        return False
+        if paths == record.paths or (len(paths) > 1 and set(record.paths) <= set(paths)):
+            return False
+        record.move(at, paths)
+        self._index = None
+        return True
 
     def path_set(self, src: str, dst: str) -> PathSet:
         """Every path that ECMP may choose between two RNICs; empty if one is not in the topology."""
@@ -186,12 +231,7 @@ class FlowBook:
         """The path that was confirmed before `when`, else the ECMP set."""
         record = self._paths.get((role, flow.key))
         if record is not None:
-            if record.before is None or when >= record.since + UNSTABLE_NS:
-                return record.paths
-            if when < record.since:
-                return record.before
-            # Lately moved: it may have moved back since, as flows do when a link flaps.
-            return record.paths + tuple(p for p in record.before if p not in record.paths)
+            return record.at(when)
         if role == PROBE:
             return self.path_set(flow.src, flow.dst)
         return self.path_set(flow.dst, flow.src)

@@ -12,8 +12,8 @@ from pingmesh.analyzer.flows import ACK, FlowBook
 from pingmesh.analyzer.host_rules import SECOND, HostView, judge_hosts
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.localise import Localiser, Suspect
-from pingmesh.analyzer.observe import delay_observations, loss_observations, paths_of, totals
-from pingmesh.analyzer.samples import Sample, SampleStore
+from pingmesh.analyzer.observe import crosses, delay_observations, loss_observations, paths_of, totals
+from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore
 from pingmesh.analyzer.symptoms import Crossing, crossings, per_class, symptom_of
 from pingmesh.messages import FindingReport, Verdict
 from topology.model import Link, Topology
@@ -118,13 +118,13 @@ class Judge:
         ]
 
     def _losses(self, samples: Sequence[Sample], since: int, out: Judgement) -> list[Suspect]:
-        sums = totals(samples, lambda s: True)
+        sums = totals(self._book, samples)
         if not any(lost for _, lost in sums.values()):
             return []
-        observations = loss_observations(self._book, sums, since)
+        observations = loss_observations(sums)
         suspects = [s for s in self._localiser(observations, self._candidates, noise=self._noise) if s.lost >= MIN_LOST]
         for s in suspects:
-            crossed = crossings(self._book, sums, s.candidate.elements, since)
+            crossed = crossings(sums, s.candidate.elements)
             self._put(out, self._verdict(s, crossed, since))
         return suspects
 
@@ -154,31 +154,9 @@ class Judge:
                 "sent": s.sent,
                 "lost": s.lost,
                 "classes": {k: {"sent": v[0], "lost": v[1]} for k, v in classes.items()},
-                "flows": self._shown(crossed, since),
+                "flows": _shown(crossed),
             },
         )
-
-    def _shown(self, crossed: list[Crossing], since: int) -> list[dict[str, object]]:
-        """The flows that tell most: those that lost most, and some that did not."""
-        bad = sorted((c for c in crossed if c.lost), key=lambda c: -c.lost)[:SHOWN_FLOWS]
-        good = sorted((c for c in crossed if not c.lost), key=lambda c: -c.sent)[: SHOWN_FLOWS // 2]
-        out: list[dict[str, object]] = []
-        for c in bad + good:
-            there, back = (c.flow.src, c.flow.dst) if c.role != ACK else (c.flow.dst, c.flow.src)
-            paths = paths_of(self._book, c.flow, c.role, since)
-            out.append(
-                {
-                    "from": there,
-                    "to": back,
-                    "packets": "ACKs" if c.role == ACK else "probes",
-                    "source_port": c.flow.sport,
-                    "class": c.cls,
-                    "path": list(paths[0]) if len(paths) == 1 else None,
-                    "sent": c.sent,
-                    "lost": c.lost,
-                }
-            )
-        return out
 
     def _ends(self, c: Candidate) -> list[str]:
         if c.type == "link":
@@ -277,15 +255,13 @@ class Judge:
         slow = {s.flow.key for s in timed if s.rtt_ns > threshold}
         if len(slow) < SLOW_FLOWS:
             return
-        observations = delay_observations(self._book, timed, since, threshold)
+        observations = delay_observations(self._book, timed, threshold)
         for s in self._localiser(observations, self._candidates, noise=max(self._noise, 0.02)):
             if s.candidate.type == "link" and s.rate < 0.5:
                 continue
             c = s.candidate
             elements = c.elements
-            worst = [
-                x for x in timed if any(not elements.isdisjoint(p) for p in paths_of(self._book, x.flow, 2, since))
-            ]
+            worst = [x for x in timed if crosses(paths_of(self._book, x.flow, ROUND_TRIP, x.start), elements)]
             typical = means[len(means) // 4] / 1e6
             top = max((x.rtt_ns for x in worst), default=0) / 1e6
             self._put(
@@ -316,3 +292,25 @@ class Judge:
         for v in out.verdicts:
             if v.component_type == "link" and any(ends[e] >= 2 for e in v.ends):
                 out.unsettled.add(v.component)
+
+
+def _shown(crossed: list[Crossing]) -> list[dict[str, object]]:
+    """The flows that tell most: those that lost most, and some that did not."""
+    bad = sorted((c for c in crossed if c.lost), key=lambda c: -c.lost)[:SHOWN_FLOWS]
+    good = sorted((c for c in crossed if not c.lost), key=lambda c: -c.sent)[: SHOWN_FLOWS // 2]
+    out: list[dict[str, object]] = []
+    for c in bad + good:
+        there, back = (c.flow.src, c.flow.dst) if c.role != ACK else (c.flow.dst, c.flow.src)
+        out.append(
+            {
+                "from": there,
+                "to": back,
+                "packets": "ACKs" if c.role == ACK else "probes",
+                "source_port": c.flow.sport,
+                "class": c.cls,
+                "path": list(c.paths[0]) if len(c.paths) == 1 else None,
+                "sent": c.sent,
+                "lost": c.lost,
+            }
+        )
+    return out

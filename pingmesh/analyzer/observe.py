@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook, PathSet
 from pingmesh.analyzer.localise import Observation
 from pingmesh.analyzer.samples import ROUND_TRIP, Sample
 
 _ALTERNATIVES = 16
+
+
+Sums = dict[tuple[Flow, int, str, PathSet], tuple[int, int]]
+"""(sent, lost) by flow, role, class and the paths possible when the packets were sent."""
 
 
 def paths_of(book: FlowBook, flow: Flow, role: int, when: int) -> PathSet:
@@ -21,41 +25,34 @@ def paths_of(book: FlowBook, flow: Flow, role: int, when: int) -> PathSet:
     return tuple(a + b for a in there for b in back)[:_ALTERNATIVES]
 
 
-def totals(samples: Iterable[Sample], keep: Callable[[Sample], bool]) -> dict[tuple[Flow, int, str], tuple[int, int]]:
-    """(sent, lost) by (flow, role, class) over the samples kept."""
-    sums: dict[tuple[Flow, int, str], list[int]] = defaultdict(lambda: [0, 0])
+def crosses(paths: PathSet, elements: frozenset[str]) -> bool:
+    """Whether every possible path crosses one of the elements."""
+    return bool(paths) and all(not elements.isdisjoint(p) for p in paths)
+
+
+def totals(book: FlowBook, samples: Iterable[Sample]) -> Sums:
+    """Add samples up."""
+    sums: dict[tuple[Flow, int, str, PathSet], list[int]] = defaultdict(lambda: [0, 0])
     for s in samples:
-        if keep(s):
-            t = sums[s.flow, s.role, s.cls]
-            t[0] += s.sent
-            t[1] += s.lost
-    return {k: (sent, min(sent, max(0, lost))) for k, (sent, lost) in sums.items() if sent > 0}
+        t = sums[s.flow, s.role, s.cls, paths_of(book, s.flow, s.role, s.start)]
+        t[0] += s.sent
+        t[1] += s.lost
+    return {k: (sent, min(sent, max(0, lost))) for k, (sent, lost) in sums.items() if sent > 0 and k[3]}
 
 
-def loss_observations(
-    book: FlowBook, sums: dict[tuple[Flow, int, str], tuple[int, int]], when: int, cls: str | None = None
-) -> list[Observation]:
-    """One observation a flow, direction and class (or of one class only)."""
-    out = []
-    for (flow, role, name), (sent, lost) in sums.items():
-        if cls is None or name == cls:
-            paths = paths_of(book, flow, role, when)
-            if paths:
-                out.append(Observation(sent, lost, paths))
-    return out
+def loss_observations(sums: Sums) -> list[Observation]:
+    """One observation a flow, direction, class and path set."""
+    return [Observation(sent, lost, paths) for (_, _, _, paths), (sent, lost) in sums.items()]
 
 
-def delay_observations(book: FlowBook, samples: Iterable[Sample], when: int, threshold_ns: int) -> list[Observation]:
+def delay_observations(book: FlowBook, samples: Iterable[Sample], threshold_ns: int) -> list[Observation]:
     """Round trips over both ways: all packets of a flow count as delayed if its mean RTT is over the threshold."""
-    sums: dict[Flow, list[int]] = defaultdict(lambda: [0, 0])
+    sums: dict[tuple[Flow, PathSet], list[int]] = defaultdict(lambda: [0, 0])
     for s in samples:
         if s.rtts:
-            t = sums[s.flow]
+            t = sums[s.flow, paths_of(book, s.flow, ROUND_TRIP, s.start)]
             t[0] += s.rtts
             t[1] += s.rtt_ns * s.rtts
-    out = []
-    for flow, (n, total) in sums.items():
-        paths = paths_of(book, flow, ROUND_TRIP, when)
-        if paths:
-            out.append(Observation(n, n if total / n > threshold_ns else 0, paths))
-    return out
+    return [
+        Observation(n, n if total / n > threshold_ns else 0, paths) for (_, paths), (n, total) in sums.items() if paths
+    ]

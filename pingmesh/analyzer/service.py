@@ -14,7 +14,7 @@ from pingmesh.analyzer.host_rules import SECOND
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.judge import SLOW_NS, Judge, Judgement
 from pingmesh.analyzer.localise import Localiser, localise
-from pingmesh.analyzer.observe import paths_of
+from pingmesh.analyzer.observe import crosses, paths_of
 from pingmesh.analyzer.questions import Questions
 from pingmesh.analyzer.rounds import Rounds
 from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore
@@ -391,7 +391,7 @@ class Analyzer:
                 of_delay = t.verdict.symptom == "high_rtt"
                 if t.elements and (is_slow if of_delay else s.lost > 0):
                     paths = paths_of(self._book, s.flow, ROUND_TRIP if of_delay else s.role, s.start)
-                    if all(not t.elements.isdisjoint(p) for p in paths):
+                    if crosses(paths, t.elements):
                         self._tracker.bad(t, s.end)
 
     def _is_clean(self, track: Track, now: int) -> bool:
@@ -407,8 +407,8 @@ class Analyzer:
         sent = lost = 0
         delayed = 0
         for s in self._store.since(track.last_bad):
-            paths = paths_of(self._book, s.flow, s.role, now)
-            if paths and all(not track.elements.isdisjoint(p) for p in paths):
+            paths = paths_of(self._book, s.flow, s.role, s.start)
+            if crosses(paths, track.elements):
                 sent += s.sent
                 lost += s.lost
                 delayed += s.rtt_ns > SLOW_NS

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pingmesh.analyzer.flows import Flow, FlowBook
-from pingmesh.analyzer.observe import paths_of
+from pingmesh.analyzer.flows import Flow, PathSet
+from pingmesh.analyzer.observe import Sums, crosses
 
 _FLOW_PACKETS = 6
 _CLASS_PACKETS = 20
@@ -20,20 +20,18 @@ class Crossing:
     flow: Flow
     role: int
     cls: str
+    paths: PathSet
     sent: int
     lost: int
 
 
-def crossings(
-    book: FlowBook, sums: Mapping[tuple[Flow, int, str], tuple[int, int]], elements: frozenset[str], when: int
-) -> list[Crossing]:
+def crossings(sums: Sums, elements: frozenset[str]) -> list[Crossing]:
     """Those whose every possible path crosses one of the elements."""
-    out = []
-    for (flow, role, cls), (sent, lost) in sums.items():
-        paths = paths_of(book, flow, role, when)
-        if paths and all(not elements.isdisjoint(p) for p in paths):
-            out.append(Crossing(flow, role, cls, sent, lost))
-    return out
+    return [
+        Crossing(flow, role, cls, paths, sent, lost)
+        for (flow, role, cls, paths), (sent, lost) in sums.items()
+        if crosses(paths, elements)
+    ]
 
 
 def per_class(crossed: list[Crossing]) -> dict[str, tuple[int, int]]:
