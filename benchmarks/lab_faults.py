@@ -1,10 +1,9 @@
 """Every kind of fault at random places of a 4x4x16 lab: is the broken part named, how soon, is anything else blamed?
 
-    benchmarks/lab_faults.py [--quick] [--json FILE [--resume]] [--runs N] [--only KIND,...] [--classes] [--running]
+    benchmarks/lab_faults.py [--quick] [--json FILE [--resume]] [--runs N] [--only KIND,...] [--running]
 
 The whole takes about two hours; each figure is written as soon as it is known, and `--resume` goes on where an
-interrupted run stopped. Without `--classes` nothing probes with large packets or another DSCP, so that the two faults
-that concern only those are left out.
+interrupted run stopped.
 """
 
 from __future__ import annotations
@@ -30,11 +29,6 @@ from pingmesh.lab.faults.draw import KINDS, random_spec
 RUNS = {"link": 9, "rnic": 15, "switch": 15, "host": 15, "link-1%": 20, "link-partial": 10, "link-congest": 10}
 """By pool, runs of each kind, so that a class of fault has 60; else DEFAULT_RUNS."""
 DEFAULT_RUNS = 5
-CLASS_KINDS = ("link-large", "link-dscp")
-CLASSES = [
-    {"name": "large", "dscp": 0, "size": 2048, "share": 0.15},
-    {"name": "dscp26", "dscp": 26, "size": 64, "share": 0.15},
-]
 QUICK_KINDS = ("link-blackhole", "rnic-blackhole", "switch-blackhole", "agent-kill")
 QUICK_S = 35.0
 READY_S = 120.0
@@ -121,8 +115,6 @@ def line(r: Round) -> str:
 def plan(args: argparse.Namespace, done: Sequence[Round]) -> list[tuple[str, int]]:
     """(kind, number) of the runs to make, kinds in turn, so that an interrupted run is balanced."""
     kinds = args.only.split(",") if args.only else list(QUICK_KINDS) if args.quick else list(KINDS)
-    if not args.classes and not args.only:
-        kinds = [k for k in kinds if k not in CLASS_KINDS]
     for k in kinds:
         if k not in KINDS:
             raise SystemExit(f"There is no kind of fault {k!r}; there is {', '.join(KINDS)}.")
@@ -140,7 +132,6 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="keep the runs that are in the JSON file")
     parser.add_argument("--runs", type=int, metavar="N", help="runs of each kind (default: 60 of each class)")
     parser.add_argument("--only", metavar="KIND,...", help="only these kinds")
-    parser.add_argument("--classes", action="store_true", help="probe with large packets and DSCP 26 as well")
     parser.add_argument("--running", action="store_true", help="use the lab that runs")
     parser.add_argument("--seed", type=int, default=1, help="draws the places")
     args = parser.parse_args()
@@ -150,8 +141,6 @@ def main() -> None:
     if args.resume and args.json.exists():
         rounds = [Round.of(r) for r in json.loads(args.json.read_text())["rounds"]]
     todo = plan(args, rounds)
-    if args.classes:
-        os.environ["PINGMESH_CONTROLLER__CLASSES"] = json.dumps(CLASSES)
     start = time.monotonic()
     # Of two leaves only, the two cables of a spine are in series: nobody could tell them apart.
     shape = {"leaves": 3, "spines": 2, "hosts_per_leaf": 2} if args.quick else {}
@@ -162,7 +151,6 @@ def main() -> None:
         t = lab.topology
         beside = {
             "lab": f"{len(t.switches)} switches, {len(t.hosts)} hosts, {len(t.rnics)} RNICs, {len(t.links)} links",
-            "classes": CLASSES if args.classes else [],
             "cpus": os.cpu_count(),
             "kernel": platform.release(),
             "python": platform.python_version(),

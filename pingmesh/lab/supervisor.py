@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 BROKER_PORT = 1883
 START_PATIENCE_S = 20.0
+CLASSES = "[{name: cnp, dscp: 48, size: 0, share: 0.25}]"
 AGENT_PACE_S = 0.1
 """Between the starts of two agents: their imports must not starve those that already probe."""
 GOODBYE_S = 3.0
@@ -110,6 +111,8 @@ class Supervisor:
         progress(f"fabric built in {time.monotonic() - began:.1f} s ({self.fabric.hash_kind.value} hash)")
         if not self.options.agents:
             return
+        # A further DSCP, as congestion notification has its own: so a fault of one class only can be found.
+        os.environ.setdefault("PINGMESH_CONTROLLER__CLASSES", CLASSES)
         self._add_processes()
         await self.processes.start("broker")
         await self._until_open("broker", lambda: asyncio.open_connection(MANAGEMENT_ADDRESS, BROKER_PORT))
