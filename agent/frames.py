@@ -33,9 +33,10 @@ _RESERVED = 0xFF000000
 _PROTOCOL_UDP = 17
 DONT_FRAGMENT = 0x4000
 
-_crc32 = zlib.crc32
+crc32 = zlib.crc32
 _pack_head, _unpack_head = _HEAD.pack_into, _HEAD.unpack_from
-_pack_icrc, _unpack_icrc = _ICRC.pack_into, _ICRC.unpack_from
+pack_icrc, unpack_icrc = _ICRC.pack_into, _ICRC.unpack_from
+"""The ICRC at an offset: CRC-32 over the rest of the frame from the value that `head` or `open_head` gave."""
 
 
 class BadFrameError(ValueError):
@@ -49,12 +50,12 @@ class BadFrameError(ValueError):
 def prefix4(source: bytes, destination: bytes, length: int, ident: int = 0, fragment: int = DONT_FRAGMENT) -> int:
     """CRC of everything before the UDP header, IPv4 without options. `length` is the IP header's total length."""
     header = _IPV4.pack(0x45, 0xFF, length, ident, fragment, 0xFF, _PROTOCOL_UDP, 0xFFFF, source, destination)
-    return _crc32(_ONES + header)
+    return crc32(_ONES + header)
 
 
 def prefix6(source: bytes, destination: bytes, length: int) -> int:
     """CRC of everything before the UDP header, IPv6 without extension headers. `length` is the payload length."""
-    return _crc32(_ONES + _IPV6.pack(0x6FFFFFFF, length, _PROTOCOL_UDP, 0xFF, source, destination))
+    return crc32(_ONES + _IPV6.pack(0x6FFFFFFF, length, _PROTOCOL_UDP, 0xFF, source, destination))
 
 
 def pseudo6(source: bytes, destination: bytes) -> int:
@@ -72,7 +73,7 @@ def head(prefix: int, length: int, sport: int, qpn: int, qkey: int, source_qpn: 
     _pack_head(
         buffer, 0, sport, PORT, length, 0xFFFF, UD_SEND_ONLY, 0, DEFAULT_PKEY, _RESERVED | qpn, 0, qkey, source_qpn
     )
-    crc = _crc32(buffer, prefix)
+    crc = crc32(buffer, prefix)
     buffer[6] = buffer[7] = buffer[12] = 0
     return bytes(buffer), crc
 
@@ -80,7 +81,7 @@ def head(prefix: int, length: int, sport: int, qpn: int, qkey: int, source_qpn: 
 def put_icrc(frame: bytearray, view: memoryview, crc: int, spoil: int = 0) -> None:
     """Complete a frame whose payload is in place; `crc` as from `head`. `spoil` is XORed to the ICRC."""
     end = len(frame) - TAIL
-    _pack_icrc(frame, end, _crc32(view[HEAD:end], crc) ^ spoil)
+    pack_icrc(frame, end, crc32(view[HEAD:end], crc) ^ spoil)
 
 
 def add_checksum6(buffer: bytearray, pseudo: int) -> None:
@@ -119,10 +120,4 @@ def open_head(buffer: bytearray, start: int, length: int, prefix: int) -> Opened
         raise BadFrameError("padding")
     masked = buffer[start : start + HEAD]
     masked[6] = masked[7] = masked[12] = 0xFF
-    return Opened(_crc32(masked, prefix), length, padding, sport, qpn & QPN_MASK, qkey, source_qpn & QPN_MASK)
-
-
-def intact(buffer: bytearray, view: memoryview, start: int, end: int, crc: int) -> bool:
-    """Whether the ICRC at the end of buffer[start:end] is right; `crc` as in Opened."""
-    tail = end - TAIL
-    return bool(_crc32(view[start + HEAD : tail], crc) == _unpack_icrc(buffer, tail)[0])
+    return Opened(crc32(masked, prefix), length, padding, sport, qpn & QPN_MASK, qkey, source_qpn & QPN_MASK)

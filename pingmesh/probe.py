@@ -45,6 +45,8 @@ HISTORY_BITS = 64
 HISTORY_MASK = (1 << HISTORY_BITS) - 1
 
 _HEADER = struct.Struct("!HBBBBBBIIIIIIHHIHHIQQ")
+_unpack = _HEADER.unpack_from
+_new = tuple.__new__
 _U32 = struct.Struct("!I")
 _TARGET_AT, _SEQ_AT, _WINDOW_AT = 20, 24, 36
 _DELAY = struct.Struct("!Q")
@@ -103,7 +105,7 @@ def decode(payload: bytes | bytearray | memoryview) -> Header:
     """The header at the start of a payload. Raises BadProbeError, never anything else, whatever the bytes."""
     if len(payload) < SIZE:
         raise BadProbeError("short")
-    header = Header._make(_HEADER.unpack_from(payload))
+    header: Header = _new(Header, _unpack(payload))
     if header[0] != MAGIC:
         raise BadProbeError("magic")
     if header[1] != VERSION:

@@ -145,13 +145,18 @@ def number_stamps(s: socket.socket) -> None:
     s.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPING, _STAMPING | _OPT_ID)
 
 
+def read_time(data: bytes) -> int:
+    """The software stamp in the data of an SO_TIMESTAMPING control message, in ns."""
+    seconds, nanoseconds = _STAMP.unpack_from(data)
+    return seconds * 1_000_000_000 + nanoseconds  # type: ignore[no-any-return]
+
+
 def read_stamp(ancillary: Ancillary) -> tuple[int, int]:
     """(number, ns) of an error queue entry; number -1 if it is no send stamp."""
     number, ns = -1, 0
     for level, kind, data in ancillary:
         if kind == SO_TIMESTAMPING and level == SOL_SOCKET:
-            seconds, nanoseconds = _STAMP.unpack_from(data)
-            ns = seconds * 1_000_000_000 + nanoseconds
+            ns = read_time(data)
         elif (kind == IP_RECVERR and level == IPPROTO_IP) or (kind == IPV6_RECVERR and level == IPPROTO_IPV6):
             _, origin, _, _, _, info, value = _EXTENDED_ERROR.unpack_from(data)
             if origin == _ORIGIN_TIMESTAMPING and info == 0:
@@ -165,8 +170,7 @@ def read_received(ancillary: Ancillary) -> tuple[int, int, int, int]:
     for level, kind, data in ancillary:
         if level == SOL_SOCKET:
             if kind == SO_TIMESTAMPING:
-                seconds, nanoseconds = _STAMP.unpack_from(data)
-                ns = seconds * 1_000_000_000 + nanoseconds
+                ns = read_time(data)
             elif kind == SO_RXQ_OVFL:
                 drops = _U32.unpack_from(data)[0]
         elif level == IPPROTO_IPV6:

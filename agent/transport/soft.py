@@ -78,7 +78,7 @@ class SoftTransport:
             raise
         self._buffer = bytearray(room + overhead + 64)
         self._view = memoryview(self._buffer)
-        self._frames: dict[int, tuple[bytearray, memoryview]] = {}
+        self._frames: dict[int, tuple[bytearray, memoryview, int]] = {}
         self._dscp = -1
         self._next_stamp = 0
         self._waiting: dict[int, tuple[Stamped, int]] = {}
@@ -148,16 +148,14 @@ class SoftTransport:
         buffers = self._frames.get(size)
         if buffers is None:
             frame = bytearray(frames.HEAD + size + frames.TAIL)
-            buffers = self._frames[size] = frame, memoryview(frame)
-        frame, view = buffers
-        known = target.heads.get((sport, size))
-        if known is None:
-            known = self._head(target, sport, size)
-        frame[: frames.HEAD] = known[0]
-        # Classes have few sizes, and every payload of one size is equally long: the padding stays zero.
-        frame[frames.HEAD : frames.HEAD + len(payload)] = payload
-        frames.put_icrc(frame, view, known[1])
-        if self._version == 6:
+            buffers = self._frames[size] = frame, memoryview(frame)[frames.HEAD : -frames.TAIL], frames.HEAD + size
+        frame, body, end = buffers
+        head, crc = target.heads.get((sport, size)) or self._head(target, sport, size)
+        frame[: frames.HEAD] = head
+        # Every payload of one size is equally long: the padding stays zero.
+        body[: len(payload)] = payload
+        frames.pack_icrc(frame, end, frames.crc32(body, crc))
+        if target.pseudo:
             frames.add_checksum6(frame, target.pseudo)
         return frame
 
@@ -277,9 +275,13 @@ class SoftTransport:
             except OSError as error:
                 log.warning("%s: receive failed: %s", self.device, error)
                 return
-            ns, drops, traffic_class, hop_limit = sockets.read_received(ancillary)
-            if drops >= 0:
-                self.rx_dropped = drops
+            traffic_class = hop_limit = -1
+            if len(ancillary) == 1 and ancillary[0][1] == sockets.SO_TIMESTAMPING:
+                ns = sockets.read_time(ancillary[0][2])
+            else:
+                ns, drops, traffic_class, hop_limit = sockets.read_received(ancillary)
+                if drops >= 0:
+                    self.rx_dropped = drops
             if count == 0:
                 delay = time.time_ns() - ns
                 if delay > self._read_delay_ns:
@@ -292,50 +294,42 @@ class SoftTransport:
     def accept(self, size: int, source: str, ns: int, traffic_class: int, hop_limit: int) -> None:
         """Check the packet in the first `size` bytes of the buffer and deliver it; never raises."""
         buffer, view, start = self._buffer, self._view, self._ip_header
-        key: tuple[str, bytes]
         if start:
             traffic_class, hop_limit = buffer[1], buffer[8]
         else:
             buffer[6] = buffer[7] = 0xFF  # the checksum, the one field that differs from packet to packet
-        # A soft sender's packets of one flow differ in nothing before the payload: check the headers once.
-        key = (source, bytes(view[: start + frames.HEAD]))
+        # A soft sender's packets of one flow differ in nothing before the payload: their headers are checked once.
+        body = start + frames.HEAD
+        key = (source, bytes(view[:body]))
         opened = self._opened.get(key)
         if opened is None or opened.length != size - start:
-            self._accept_new(key, size, source, ns, traffic_class, hop_limit)
-        elif frames.intact(buffer, view, start, size, opened.crc):
-            self._deliver(opened, size, source, ns, traffic_class, hop_limit)
-        else:
+            opened = self._open(key, size, source)
+            if opened is None:
+                return
+        end = size - frames.TAIL
+        if frames.crc32(view[body:end], opened.crc) != frames.unpack_icrc(buffer, end)[0]:
             self.bad_frames += 1
+        elif opened.qpn != self.qpn or opened.qkey != self.qkey:
+            self.foreign += 1
+        elif self._receive is not None:
+            payload = view[body : end - opened.padding]
+            self._receive(payload, source, opened.source_qpn, opened.sport, traffic_class >> 2, hop_limit, ns)
 
-    def _accept_new(
-        self, key: tuple[str, bytes], size: int, source: str, ns: int, traffic_class: int, hop_limit: int
-    ) -> None:
+    def _open(self, key: tuple[str, bytes], size: int, source: str) -> frames.Opened | None:
+        """Read headers not seen before; remember them."""
         start = self._ip_header
         try:
             prefix = self._prefix4(size) if start else self._prefix6(size, source)
             opened = frames.open_head(self._buffer, start, size - start, prefix)
         except frames.BadFrameError:
             self.bad_frames += 1
-            return
-        if not frames.intact(self._buffer, self._view, start, size, opened.crc):
-            self.bad_frames += 1
-            return
-        if opened.qpn != self.qpn or opened.qkey != self.qkey:
-            self.foreign += 1
-            return
+            return None
         # RNICs count IP IDs and PSNs up: their frames come here each time, and remembering them would gain nothing.
         if self._buffer[4:6] == b"\0\0" or not start:
             if len(self._opened) >= _CACHED:
                 self._opened.clear()
             self._opened[key] = opened
-        self._deliver(opened, size, source, ns, traffic_class, hop_limit)
-
-    def _deliver(
-        self, opened: frames.Opened, size: int, source: str, ns: int, traffic_class: int, hop_limit: int
-    ) -> None:
-        if self._receive is not None:
-            payload = self._view[self._ip_header + frames.HEAD : size - frames.TAIL - opened.padding]
-            self._receive(payload, source, opened.source_qpn, opened.sport, traffic_class >> 2, hop_limit, ns)
+        return opened
 
     def _prefix4(self, size: int) -> int:
         buffer = self._buffer
