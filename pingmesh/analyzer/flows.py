@@ -25,6 +25,7 @@ PathSet = tuple[Elements, ...]
 PROBE, ACK = 0, 1
 _VERSIONS_KEPT = 3
 _CHANGES_KEPT = 12
+_MOST_HOPS = 32
 UNSTABLE_NS = 60 * 1_000_000_000
 """For this long after a tuple was seen to move, its earlier paths are possible too."""
 
@@ -191,15 +192,16 @@ class FlowBook:
         """Take over a traced path seen at `at`; True if the tuple walks differently now."""
         key = (traced.rnic, traced.list_version, traced.index)
         flow = self.flows.get(key)
-        if flow is None or traced.role not in (PROBE, ACK) or all(a is None for _, a in traced.hops):
+        hops = [(ttl, address) for ttl, address in traced.hops if 1 <= ttl <= _MOST_HOPS]
+        if flow is None or traced.role not in (PROBE, ACK) or all(a is None for _, a in hops):
             return False
         a, b = (flow.src, flow.dst) if traced.role == PROBE else (flow.dst, flow.src)
         ta, tb = self.tor(a), self.tor(b)
         if ta is None or tb is None:
             return False
-        found = path_from_hops(self.topology, ta, tb, traced.hops)
+        found = path_from_hops(self.topology, ta, tb, hops)
         if not found:
-            self.mismatches[key] = ", ".join(f"TTL {t}: {addr}" for t, addr in traced.hops)
+            self.mismatches[key] = ", ".join(f"TTL {t}: {addr}" for t, addr in hops)
             return False
         self.mismatches.pop(key, None)
         paths = tuple(path_elements(self.topology, a, b, p) for p in found)
