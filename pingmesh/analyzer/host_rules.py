@@ -39,6 +39,7 @@ class HostView:
     """RNICs without carrier."""
 
 
+TOR_RETURN_NS = 5 * SECOND
 LOOK_BACK_NS = SECOND
 """Packets sent this long before a host is known to be gone may have been lost with it."""
 REPORT_NS = 6 * SECOND
@@ -201,8 +202,11 @@ def _judge_carriers(book: HostBook, topology: Topology, now: int, view: HostView
         mates = [r.name for r in topology.rnics_under(tor)]
         speaking = [m for m in mates if m in down or book.get(m.split("/")[0]).state == "online"]
         if len(names) >= 2 and len(names) == len(speaking):
+            book.dark_tors[tor] = now
             view.verdicts.append(_tor_down(tor, names, since))
             continue
+        if now - book.dark_tors.get(tor, -TOR_RETURN_NS) < TOR_RETURN_NS:
+            continue  # the ToR is coming back, and its RNICs one after the other
         for name in names:
             alternatives = [tor] if len(mates) == 1 else []
             view.verdicts.append(_rnic_down(name, tor, alternatives, down[name]))

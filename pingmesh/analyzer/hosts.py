@@ -77,6 +77,8 @@ class HostBook:
 
     def __init__(self) -> None:
         self.hosts: dict[str, Host] = {}
+        self.dark_tors: dict[str, int] = {}
+        """When all RNICs of a ToR were last seen without link together."""
         self.session_since = 0
         """Start of our own broker session: silence before it means nothing."""
 

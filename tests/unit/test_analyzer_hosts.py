@@ -160,6 +160,16 @@ def test_all_rnics_of_a_tor_without_link_are_the_tor() -> None:
     assert verdicts(b, [], T + S) == {"leaf2": "switch_down"}
 
 
+def test_rnics_that_come_back_after_their_tor_are_not_blamed() -> None:
+    b = book()
+    carrier(b, "h3", False)
+    carrier(b, "h4", False)
+    assert verdicts(b, [], T + S) == {"leaf2": "switch_down"}
+    carrier(b, "h3", True, T + 2 * S)
+    assert verdicts(b, [], T + 2 * S) == {}
+    assert verdicts(b, [], T + 9 * S) == {"h4/rnic0": "rnic_down"}, "one that stays away is its own fault"
+
+
 def test_carrier_loss_waits_for_the_others_to_speak() -> None:
     b = book()
     carrier(b, "h3", False)
