@@ -104,7 +104,8 @@ class HostBook:
     def on_message(self, name: str, boot: int, now: int, agent_now: int, retained: bool = False) -> None:
         """Anything else from an agent proves that it lives."""
         host = self.get(name)
-        if host.boot != boot:
+        is_new = host.boot != boot
+        if is_new:
             if host.boot:
                 host.restarts.append(now)
             host.boot = boot
@@ -113,7 +114,7 @@ class HostBook:
             host.seqs.clear()
         if retained:
             return
-        if host.silent_since and now - host.silent_since > _SECOND // 2:
+        if not is_new and host.silent_since and now - host.silent_since > _SECOND // 2:
             # It was silent and is the same process: it was stalled, not dead.
             host.stalls.append((now, (now - host.silent_since) / 1e6))
         host.heard = now

@@ -12,6 +12,8 @@ from pingmesh.analyzer.host_rules import SECOND
 from pingmesh.messages import Verdict
 
 HOST_SYMPTOMS = frozenset({"host_down", "agent_down", "cpu_overload"})
+STATES = HOST_SYMPTOMS | {"link_down", "switch_down", "rnic_down"}
+"""Symptoms that hold as long as the judge says so; the others are counts of what is past."""
 FLAPPING = frozenset({"link_down", "blackhole", "rnic_down", "flap"})
 FLAP_GAP_NS = 3 * SECOND
 """A down that is only looked at once a second is still one down."""
@@ -39,8 +41,9 @@ class Track:
     last_seen: int
     phase: Phase = Phase.PENDING
     looks: int = 0
+    told: int = 0
+    """`last_bad` when the verdict was last taken over: without anything bad since, a look only dilutes it."""
     bursts: list[int] = field(default_factory=list)
-    settled_links: int = 0
 
 
 class Tracker:
@@ -88,13 +91,16 @@ class Tracker:
     def _refresh(self, track: Track, v: Verdict, elements: frozenset[str], now: int) -> None:
         old = track.verdict
         track.last_seen = now
-        if track.phase is not Phase.OPEN or not _is_vaguer(v, old):
+        is_state = v.symptom in STATES
+        is_news = is_state or track.last_bad > track.told
+        if track.phase is not Phase.OPEN or (is_news and not _is_vaguer(v, old)):
             if old.symptom == "flap" and v.symptom in FLAPPING:
                 v = msgspec.structs.replace(v, symptom="flap")
             track.verdict = msgspec.structs.replace(v, since_ns=min(old.since_ns or v.since_ns, v.since_ns))
             track.elements = elements
-        if v.symptom in HOST_SYMPTOMS or v.symptom in ("link_down", "switch_down", "rnic_down"):
+        if is_state:
             self.bad(track, now)
+        track.told = track.last_bad
 
     def _absorb(self, track: Track, now: int) -> None:
         """A larger component's verdict takes the place of its parts' that opened just before."""
@@ -152,4 +158,4 @@ def _is_vaguer(new: Verdict, old: Verdict) -> bool:
     stronger = {"link_down", "switch_down", "host_down", "rnic_down"}
     if old.symptom in stronger and new.symptom not in stronger | HOST_SYMPTOMS:
         return True
-    return old.symptom == "host_down" and new.symptom == "agent_down"
+    return old.symptom == "host_down" and new.symptom in ("agent_down", "cpu_overload")

@@ -67,6 +67,15 @@ def test_a_refinement_is_not_undone_by_a_vaguer_look(tracker: Tracker) -> None:
     assert (track.verdict.symptom, track.verdict.direction) == ("link_down", "both")
 
 
+def test_clean_packets_after_the_fault_do_not_water_down_what_is_known(tracker: Tracker) -> None:
+    tracker.update([link("blackhole")], LINK, set(), 0, True)
+    tracker.update([link("drop")], LINK, set(), S, True)
+    assert tracker.open[0].verdict.symptom == "blackhole", "nothing bad since"
+    tracker.bad(tracker.open[0], 2 * S)
+    tracker.update([link("drop")], LINK, set(), 3 * S, True)
+    assert tracker.open[0].verdict.symptom == "drop", "there are new losses"
+
+
 def test_a_switch_takes_the_place_of_its_links(tracker: Tracker) -> None:
     tracker.update([link()], LINK, set(), 0, True)
     down = Verdict(component="spine1", component_type="switch", symptom="switch_down", confidence=0.99)
