@@ -113,7 +113,7 @@ def until(done: Callable[[], bool], seconds: float, pause: float = POLL_S) -> fl
 
 
 def quiet(lab: Lab) -> bool:
-    """All agents online, every link walked, nothing open."""
+    """All agents online, nearly every link walked as often as wanted, nothing open."""
     try:
         status = lab.status()
     except ConnectionError:
@@ -121,7 +121,7 @@ def quiet(lab: Lab) -> bool:
     agents = status.get("agents", 0)
     online = agents.get("online", 0) if isinstance(agents, dict) else agents
     coverage = status.get("coverage")
-    covered = not lab.topology.links or (coverage or 0.0) >= 0.99
+    covered = not lab.topology.links or (coverage or 0.0) >= 0.9
     return online >= len(lab.topology.hosts) and covered and open_incidents(lab) == []
 
 
