@@ -436,7 +436,8 @@ class Analyzer:
     async def _publish_summary(self) -> None:
         now = self._clock.now()
         rejected = sum(Counter(self._bus.rejected).values())
-        message = summarise(self._cluster, self._book, self._store, self._hosts, now, rejected)
+        broken = [t.elements for t in self._tracker.open]
+        message = summarise(self._cluster, self._book, self._store, self._hosts, now, rejected, broken)
         try:
             await self._bus.publish(topics.Topic(self._cluster, topics.ANALYZER, topics.SUMMARY), encode(message))
         except ConnectionError:

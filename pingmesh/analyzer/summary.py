@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from pingmesh import topics
 from pingmesh.analyzer.flows import FlowBook
@@ -19,8 +20,20 @@ def _percentile(values: list[float], share: float) -> float:
     return values[min(len(values) - 1, int(share * len(values)))]
 
 
-def summarise(cluster: str, book: FlowBook, store: SampleStore, hosts: HostBook, now: int, rejected: int) -> Summary:
-    """Packets sent and lost by directed link and by RNIC, and percentiles of flows' mean RTT."""
+def summarise(
+    cluster: str,
+    book: FlowBook,
+    store: SampleStore,
+    hosts: HostBook,
+    now: int,
+    rejected: int,
+    broken: Sequence[frozenset[str]],
+) -> Summary:
+    """Packets sent and lost by directed link and by RNIC, and percentiles of flows' mean RTT.
+
+    A loss on a path that crosses an element of a component known to be `broken` is that one's; any other is shown at
+    every element of its path, for nobody knows better.
+    """
     links: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     rnics: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     rtts: list[float] = []
@@ -29,10 +42,12 @@ def summarise(cluster: str, book: FlowBook, store: SampleStore, hosts: HostBook,
             rtts.append(s.rtt_ns / 1000)
         paths = paths_of(book, s.flow, s.role, now)
         if len(paths) == 1:
-            for e in paths[0]:
+            path = frozenset(paths[0])
+            guilty = frozenset[str]().union(*(path & elements for elements in broken)) if s.lost else path
+            for e in path:
                 t = links[e] if "->" in e else rnics[e.rsplit(" ", 1)[0]]
                 t[0] += s.sent
-                t[1] += s.lost
+                t[1] += s.lost if not guilty or e in guilty else 0
     rtts.sort()
     return Summary(
         cluster=cluster,
