@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[topics.Topic, bytes], Awaitable[None] | None]
 
+UNHANDLED = "unhandled"
+"""Messages in `Bus.rejected` that a handler failed at, a fault of ours: the log has the traceback."""
+
 
 @dataclass
 class Will:
@@ -37,8 +40,9 @@ class Bus:
     """One MQTT session, kept alive until `stop`.
 
     `subscriptions` are topic filters; each message goes to `handler` with its topic split. A handler that raises
-    BadMessageError has the message counted in `rejected` and dropped; the session goes on. `on_connect` runs after
-    each (re)connection, with subscriptions in place. Publishing while disconnected raises ConnectionError.
+    BadMessageError has the message counted in `rejected` and dropped; the session goes on, also when a handler fails
+    in any other way. `on_connect` runs after each (re)connection, with subscriptions in place. Publishing while
+    disconnected raises ConnectionError.
     """
 
     settings: BrokerSettings
@@ -126,9 +130,17 @@ class Bus:
                 await result
         except (BadMessageError, topics.BadTopicError) as error:
             kind = error.kind if isinstance(error, BadMessageError) else "topic"
-            self.rejected[kind] += 1
-            if self.rejected[kind] in (1, 10, 100) or self.rejected[kind] % 1000 == 0:
+            if self._count(kind):
                 log.warning("message rejected: %s", error, extra={"topic": topic, "count": self.rejected[kind]})
         except ConnectionError:
             # An answer that could not be sent; the session's own loop notices the loss.
             log.info("answer not sent, broker gone", extra={"topic": topic})
+        except Exception:
+            # One message, however odd, must not end the session that all others need.
+            if self._count(UNHANDLED):
+                log.exception("message not handled", extra={"topic": topic, "count": self.rejected[UNHANDLED]})
+
+    def _count(self, kind: str) -> bool:
+        """Count a rejection; whether to say so (a flood of them must not fill the log)."""
+        n = self.rejected[kind] = self.rejected[kind] + 1
+        return n in (1, 10, 100) or n % 1000 == 0
