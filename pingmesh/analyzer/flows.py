@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from pingmesh.messages import ProbeList, TracedPath
@@ -257,17 +257,16 @@ class FlowBook:
             self._index = dict(index)
         return [self.flows[k] for k in self._index.get(element, ()) if k in self.flows]
 
-    def traced_through(self, links: Iterable[str]) -> list[tuple[int, Flow]]:
-        """(role, flow) of every tuple that is known to cross, or crossed before its last change, one of these links."""
-        wanted = set(links)
+    def traced_through(self, links: Collection[str]) -> list[tuple[int, Flow, set[str]]]:
+        """(role, flow, links crossed) of every tuple known to cross one of these links, or that did before it moved."""
         out = []
         for (role, key), record in self._paths.items():
             flow = self.flows.get(key)
             if flow is None or key[1] != self.latest.get(key[0]):
                 continue
-            paths = record.paths + (record.before or ())
-            if any(e in wanted for p in paths for e in p):
-                out.append((role, flow))
+            crossed = {e for p in record.paths + (record.before or ()) for e in p if e in links}
+            if crossed:
+                out.append((role, flow, crossed))
         return out
 
     def walk(self, since: int) -> dict[str, Walk]:

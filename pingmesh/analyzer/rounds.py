@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pingmesh.analyzer.clock import Clock
@@ -18,7 +19,9 @@ log = logging.getLogger(__name__)
 
 COUNTS = (10, 15, 20)
 """Probes a flow in the first, second and further rounds of an episode."""
-RETRACED_LINKS = 8
+RETRACED_LINKS = 6
+RETRACED_TUPLES = 240
+"""At most so many a round: what agents may trace in about two seconds under suspicion."""
 STRAGGLER_S = 0.25
 
 
@@ -57,9 +60,7 @@ class Rounds:
         episode.fresh = False
         result = RoundResult(self._clock.now(), elements=elements)
         started = [(r, *self._start(r, count)) for r in requests]
-        links = [e for e in elements if "->" in e][:RETRACED_LINKS]
-        both = set(links) | {"->".join(reversed(e.split("->"))) for e in links}
-        await self.retrace(both, episode.began)
+        await self.retrace([e for e in elements if "->" in e][:RETRACED_LINKS], episode.began)
         await self._find_silent(self._involved(requests, episode), result)
         confirmed = await self._collect(started, result.silent)
         counts = await self._responders(confirmed, result)
@@ -90,16 +91,23 @@ class Rounds:
                 self._hosts.on_unanswered(host, result.began)
                 result.silent.add(host)
 
-    async def retrace(self, links: set[str], before: int, most: int | None = None) -> None:
-        """Have the tuples traced again that cross or crossed these links and were not confirmed since a time."""
+    async def retrace(self, links: Sequence[str], before: int, most: int = RETRACED_TUPLES) -> None:
+        """Have the tuples traced again that cross or crossed these links, either way, and were not since a time.
+
+        Those of the first links come first, so that the most doubtful cable is known within a second.
+        """
+        rank: dict[str, int] = {}
+        for i, link in enumerate(links):
+            rank.setdefault(link, i)
+            rank.setdefault("->".join(reversed(link.split("->"))), i)
         due = []
-        for role, flow in self._book.traced_through(links):
+        for role, flow, crossed in self._book.traced_through(rank):
             record = self._book.record(flow, role)
             if record is not None and record.confirmed <= before:
-                due.append((record.confirmed, role, flow))
-        due.sort(key=lambda d: d[0])
+                due.append((min(rank[e] for e in crossed), record.confirmed, role, flow))
+        due.sort(key=lambda d: d[:2])
         by_host: dict[str, list[tuple[int, int, int, int]]] = {}
-        for _, role, flow in due[:most]:
+        for _, _, role, flow in due[:most]:
             by_host.setdefault(flow.src_host if role == PROBE else flow.dst_host, []).append((role, *flow.key))
         await self._questions.retrace(by_host)
 

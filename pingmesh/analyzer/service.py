@@ -316,7 +316,8 @@ class Analyzer:
         """Links that nobody walks come back unseen unless somebody looks."""
         deserted = [t for t in self._tracker.open if t.verdict.symptom in DESERTED]
         if deserted and self._bus.connected.is_set():
-            await self._rounds.retrace({e for t in deserted for e in t.elements}, self._clock.now(), RETRACE_TUPLES)
+            links = sorted(e for t in deserted for e in t.elements if "->" in e)
+            await self._rounds.retrace(links, self._clock.now(), RETRACE_TUPLES)
 
     async def _confirmations(self) -> None:
         while True:
