@@ -145,15 +145,20 @@ class Publisher:
 
     async def _send_peers(self, now_ns: int) -> None:
         c = self._c
+        # What moves while we send is for the next time: it must not be forgotten with what was sent.
+        moved, self._moved = self._moved, set()
         hosts: dict[str, dict[str, Peer]] = {}
-        for name in self._moved:
+        for name in moved:
             for source in c.book.probers.get(name, ()):
                 hosts.setdefault(source.split("/")[0], {})[name] = c.registry.rnics[name].peer()
                 self._lazy.setdefault(source, now_ns + LAZY_NS)
-        for host, peers in sorted(hosts.items()):
-            m = PeerUpdate(cluster=c.settings.cluster, host=host, peers=list(peers.values()))
-            await c.bus.publish(self.topic(host, topics.PEERS), encode(m), qos=1)
-        self._moved.clear()
+        try:
+            for host, peers in sorted(hosts.items()):
+                m = PeerUpdate(cluster=c.settings.cluster, host=host, peers=list(peers.values()))
+                await c.bus.publish(self.topic(host, topics.PEERS), encode(m), qos=1)
+        except ConnectionError:
+            self._moved |= moved
+            raise
 
     async def _send_registry(self) -> None:
         c = self._c
@@ -171,10 +176,14 @@ class Publisher:
         if not self._incidents_dirty or (now_ns - self._incidents_ns < INCIDENTS_EVERY_NS and not hurry):
             return
         payload = encode(OpenIncidents(cluster=c.settings.cluster, host=topics.CONTROLLER, open=c.store.verdicts()))
+        self._incidents_dirty, identity = False, self._identity()
         if payload != self._incidents:
-            await c.bus.publish(self.topic(topics.CONTROLLER, topics.INCIDENTS), payload, qos=1, retain=True)
-        self._incidents, self._incidents_ns, self._incidents_dirty = payload, now_ns, False
-        self._sent = self._identity()
+            try:
+                await c.bus.publish(self.topic(topics.CONTROLLER, topics.INCIDENTS), payload, qos=1, retain=True)
+            except ConnectionError:
+                self._incidents_dirty = True
+                raise
+        self._incidents, self._incidents_ns, self._sent = payload, now_ns, identity
 
     def _identity(self) -> frozenset[tuple[str, str]]:
         return frozenset((i.id, i.component) for i in self._c.store.open.values())
