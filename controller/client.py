@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import httpx
@@ -29,9 +30,9 @@ def get(listen: str, path: str, *, timeout: float = 10.0, **params: str | int | 
     own sentence) for a question it cannot answer.
     """
     if listen.startswith("unix:"):
-        if not Path(listen.removeprefix("unix:")).is_socket():
-            raise ControllerUnreachableError(listen, "no such socket")
-        transport, base = httpx.HTTPTransport(uds=listen.removeprefix("unix:")), "http://controller"
+        path_of_socket = listen.removeprefix("unix:")
+        _check_socket(listen, path_of_socket, timeout)
+        transport, base = httpx.HTTPTransport(uds=path_of_socket), "http://controller"
     else:
         transport, base = None, listen if listen.startswith(("http://", "https://")) else f"http://{listen}"
     query = {k: v for k, v in params.items() if v is not None}
@@ -49,6 +50,18 @@ def get(listen: str, path: str, *, timeout: float = 10.0, **params: str | int | 
             raise
         raise ControllerUnreachableError(listen, f"its answer is no JSON: {error}") from error
     return result
+
+
+def _check_socket(listen: str, path: str, timeout: float) -> None:
+    """Raise ControllerUnreachableError where nobody listens. httpx would, too, but it leaves the socket open then."""
+    if not Path(path).is_socket():
+        raise ControllerUnreachableError(listen, "no such socket")
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+            s.settimeout(timeout)
+            s.connect(path)
+    except OSError as error:
+        raise ControllerUnreachableError(listen, error) from error
 
 
 def _sentence(answer: httpx.Response) -> str:
