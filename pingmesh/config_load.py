@@ -59,7 +59,8 @@ def dump(settings: Settings) -> str:
     """All settings as a YAML file that `load` reads back."""
     import yaml
 
-    text: str = yaml.safe_dump(msgspec.to_builtins(settings), sort_keys=False, allow_unicode=True)
+    # Not `allow_unicode`: PyYAML then writes the line breaks of Unicode in a way that it reads back as spaces.
+    text: str = yaml.safe_dump(msgspec.to_builtins(settings), sort_keys=False)
     return text
 
 
@@ -73,6 +74,8 @@ def _from_file(loader: _Loader, path: str) -> None:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}; name another file with --config.") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: is not UTF-8 text; a configuration is a YAML file.") from None
+    except ValueError:
+        raise ConfigError(f"{path!r}: is no name of a file; name another with --config.") from None
     node = _compose(path, text)
     if node is not None:
         value = _walk(loader, path, node, Settings, ())
@@ -127,7 +130,8 @@ def _walk(loader: _Loader, file: str, node: yaml.Node | None, kind: Any, path: t
         return [_walk(loader, file, n, get_args(kind)[0], (*path, str(i))) for i, n in enumerate(node.value)]
     try:
         value = _construct(node)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, OverflowError, RecursionError):
+        # PyYAML lets `!!timestamp x`, `!!bool x`, a date of month 13 or an integer of 5,000 digits fail as it comes.
         loader.problems.append(f"{place}: {dotted}: cannot be read; allowed: {_allowed(kind)}.")
         return None
     return _check(loader, place, dotted, value, kind, strict=True)
@@ -195,11 +199,13 @@ def _from_text(loader: _Loader, place: str, path: tuple[str, ...], value: object
 
 def _check(loader: _Loader, place: str, dotted: str, value: object, kind: Any, *, strict: bool) -> object:
     try:
-        return msgspec.convert(value, kind, strict=strict)
-    except msgspec.ValidationError:
+        checked: object = msgspec.convert(value, kind, strict=strict)
+        msgspec.json.encode(checked)  # half a surrogate pair (a variable that is not UTF-8) can be written nowhere
+    except (msgspec.ValidationError, UnicodeEncodeError):
         shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
         loader.problems.append(f"{place}: {dotted}: {shown} is not allowed; allowed: {_allowed(kind)}.")
         return None
+    return checked
 
 
 def _contradictions(s: Settings) -> list[str]:

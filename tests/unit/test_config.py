@@ -45,6 +45,11 @@ BAD_FILES = {
     "certificate without key": ("broker:\n  tls: true\n  cert_file: a.pem\n", "give both or neither"),
     "CA without TLS": ("broker:\n  ca_file: a.pem\n", "have no effect without broker.tls: true"),
     "no YAML": ("a: [\n", "is not valid YAML"),
+    "no date": ("cluster: 2024-13-45\n", ":1: cluster: cannot be read"),
+    "no timestamp": ("cluster: !!timestamp x\n", ":1: cluster: cannot be read"),
+    "no truth": ("broker: {tls: !!bool x}\n", ":1: broker.tls: cannot be read"),
+    "endless number": (f"broker: {{port: {'9' * 5000}}}\n", ":1: broker.port: cannot be read"),
+    "half a character": ('cluster: a\nbroker:\n  host: "\\ud800"\n', r":3: broker.host: '\ud800' is not allowed"),
     "unknown tag": ("cluster: !!python/object:os.system x\n", ":1: cluster: cannot be read"),
 }
 
@@ -109,6 +114,11 @@ def test_flat_variables_are_those_of_settings_only() -> None:
         ("PINGMESH_CONTROLLER__CLASSES", "[{name: a, dscp: 1, foo: 2}]", "controller.classes.0.foo: unknown key"),
         ("PINGMESH_CLUSTER__X", "1", "cluster.x: unknown key"),
         ("PINGMESH_CONTROLLER__CLASSES", "[", "is not valid YAML"),
+        ("PINGMESH_CONTROLLER__CLASSES", "[{name: !!bool x, dscp: 1}]", "controller.classes.0.name: cannot be read"),
+        ("PINGMESH_LOG_LEVEL", "\udcff", r"log_level: '\udcff' is not allowed"),
+        ("PINGMESH_TOPOLOGY", "/\udcff", r"topology: '/\udcff' is not allowed"),
+        ("PINGMESH_CONFIG", "\0", "is no name of a file"),
+        ("PINGMESH_CONFIG", "\ud800", "is no name of a file"),
     ],
 )
 def test_mistakes_in_the_environment(variable: str, value: str, message: str) -> None:
@@ -145,7 +155,8 @@ def test_empty_file_and_empty_section_mean_defaults(file: Path) -> None:
 
 
 def test_dump_is_a_file_that_loads_to_the_same(file: Path) -> None:
-    settings = load(flags={"agent.devices": "a,b", "controller.link_rate": 12.5}, environ={})
+    flags = {"agent.devices": "a,b", "controller.link_rate": 12.5, "topology": "ä\x85\u2028b"}
+    settings = load(flags=flags, environ={})
     file.write_text(dump(settings))
     assert load(str(file), environ={}) == settings
 
