@@ -11,6 +11,8 @@ from pingmesh.messages import FORWARD, LATE, LOST, NO_RTT, OVERDUE, REVERSE, SLO
 
 ELEMENTS_PER_ROUND = 20
 FLOWS_PER_ELEMENT = 6
+FLOWS_PER_TOP_ELEMENT = 10
+TOP_ELEMENTS = 4
 OTHER_CLASS_FLOWS = 2
 FLOWS_PER_RNIC = 6
 FLOWS_PER_ROUND = 80
@@ -118,11 +120,12 @@ def plan(book: FlowBook, episode: Episode, usable: set[str]) -> tuple[list[Reque
     for d in doubts[: FLOWS_PER_ROUND // 3]:
         take(d.flow)
     other: dict[tuple[int, int], set[FlowKey]] = defaultdict(set)
-    for e in elements:
+    for rank, e in enumerate(elements):
+        wanted = FLOWS_PER_TOP_ELEMENT if rank < TOP_ELEMENTS else FLOWS_PER_ELEMENT
         flows = sorted(book.through(e), key=lambda f: (per_rnic[f.key[0]], f.sport))
         taken: list[Flow] = []
         for f in flows:
-            if len(taken) >= FLOWS_PER_ELEMENT:
+            if len(taken) >= wanted:
                 break
             if take(f):
                 taken.append(f)

@@ -72,6 +72,8 @@ class Tracker:
         opened = []
         seen = set()
         for v in verdicts:
+            if self._is_part_of_open(v.component, elements[v.component]):
+                continue
             seen.add(v.component)
             track = self.tracks.get(v.component)
             if track is None:
@@ -87,6 +89,10 @@ class Tracker:
             if now - self.tracks[name].last_seen > 2 * SECOND:
                 del self.tracks[name]
         return opened
+
+    def _is_part_of_open(self, component: str, elements: frozenset[str]) -> bool:
+        """Whether a larger component is in an open incident: its parts fail, and come back, with it."""
+        return any(t.verdict.component != component and elements < t.elements for t in self.open)
 
     def _refresh(self, track: Track, v: Verdict, elements: frozenset[str], now: int) -> None:
         old = track.verdict
@@ -118,6 +124,8 @@ class Tracker:
             return False
         if v.symptom == "high_rtt":
             return track.looks >= 2
+        if v.symptom == "flow_blackhole" and track.looks < LOOKS_UNSURE:
+            return False  # the first dead tuples may have more than the broken link in common
         return v.confidence >= self._open_confidence or track.looks >= LOOKS_UNSURE
 
     def bad(self, track: Track, at: int) -> None:

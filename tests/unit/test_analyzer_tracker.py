@@ -84,6 +84,20 @@ def test_a_switch_takes_the_place_of_its_links(tracker: Tracker) -> None:
     assert tracker.closed(S) == ["leaf1--spine1"]
 
 
+def test_parts_of_a_broken_switch_are_not_named_beside_it(tracker: Tracker) -> None:
+    down = Verdict(component="spine1", component_type="switch", symptom="switch_down", confidence=0.99)
+    tracker.update([down], SWITCH, set(), 0, True)
+    assert not tracker.update([down, link()], SWITCH | LINK, set(), S, True)
+    assert not tracker.update([link("link_down")], LINK, set(), 2 * S, True), "its links come back one by one"
+    assert names([t.verdict for t in tracker.open]) == ["spine1"]
+
+
+def test_a_share_of_tuples_is_named_after_more_of_them_were_tried(tracker: Tracker) -> None:
+    for t in range(2):
+        assert not tracker.update([link("flow_blackhole")], LINK, set(), t * S, True)
+    assert tracker.update([link("flow_blackhole")], LINK, set(), 2 * S, True)
+
+
 def test_links_that_may_be_their_switch_wait(tracker: Tracker) -> None:
     unsettled = {"leaf1--spine1"}
     assert not tracker.update([link()], LINK, unsettled, 0, True)
