@@ -38,7 +38,7 @@ def check_peers(kind: str, peers: Iterable[Peer]) -> None:
 def check_list(m: ProbeList) -> None:
     """Raises BadMessageError."""
     kind = "ProbeList"
-    _within(kind, "number", m.number, 0, U32)
+    _within(kind, "number", m.number, 1, U32)
     _within(kind, "list version", m.list_version, 0, U32)
     _within(kind, "number of flows", len(m.flows), 0, MAX_FLOWS)
     for name, rate in (("max_rate", m.max_rate), ("trace_rate", m.trace_rate)):

@@ -59,7 +59,7 @@ class PathTracer(Protocol):
 
 
 class Inbox:
-    """Takes messages apart; `handle` raises BadMessageError for what cannot be used and nothing else.
+    """Takes messages apart; `handle` raises BadMessageError for what cannot be used, and changes nothing then.
 
     Questions are answered by tasks of their own, so that a slow confirmation or a congested broker delays no other
     answer; there are at most 32 confirmations and 64 answers at once. `lists` keeps the last list of every device,
@@ -94,29 +94,6 @@ class Inbox:
         """Take in one message."""
         if (topic.cluster, topic.host) != (self._sender.cluster, self._sender.host):
             raise BadMessageError(topic.kind, f"is for {topic.host!r} of cluster {topic.cluster!r}")
-        try:
-            self._dispatch(topic, payload)
-        except BadMessageError:
-            raise
-        except Exception as error:
-            # One message, however odd, must not end the session that all others need.
-            log.exception("message not handled", extra={"kind": topic.kind})
-            raise BadMessageError(topic.kind, f"not handled: {type(error).__name__}") from error
-
-    def apply_kept(self, device: str) -> None:
-        """A device came: give it the list it has."""
-        kept = self.lists.get(device)
-        if kept is not None:
-            self._apply(kept)
-
-    async def close(self) -> None:
-        """Cancel what is under way."""
-        tasks = [*self._confirms.values(), *self._answers]
-        for t in tasks:
-            t.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _dispatch(self, topic: topics.Topic, payload: bytes) -> None:
         m = decode(payload, Message, topic.host, topic.cluster)
         if topic.kind == topics.LIST and isinstance(m, ProbeList):
             if m.device != topic.device:
@@ -141,6 +118,19 @@ class Inbox:
             self._state(m)
         else:
             raise BadMessageError(topic.kind, f"is a {type(m).__name__}")
+
+    def apply_kept(self, device: str) -> None:
+        """A device came: give it the list it has."""
+        kept = self.lists.get(device)
+        if kept is not None:
+            self._apply(kept)
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        tasks = [*self._confirms.values(), *self._answers]
+        for t in tasks:
+            t.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def _apply(self, m: ProbeList) -> None:
         if not self._engine.apply_list(m):

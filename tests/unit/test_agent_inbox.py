@@ -5,8 +5,6 @@ from collections import Counter
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from agent.inbox import MAX_CONFIRMS, Inbox
 from agent.publisher import Sender
@@ -129,6 +127,7 @@ async def test_a_list_waits_for_its_device() -> None:
     [
         ({"device": "rnic9"}, "names device"),
         ({"number": -1}, "number -1"),
+        ({"number": 0}, "number 0"),
         ({"list_version": 1 << 32}, "list version"),
         ({"flows": [FLOW, FLOW]}, "comes twice"),
         ({"flows": [msgspec.structs.replace(FLOW, index=1 << 16)]}, "flow index"),
@@ -222,48 +221,3 @@ async def test_messages_on_foreign_or_unfit_topics_are_refused() -> None:
             rig.inbox.handle(topic, ask)
     with pytest.raises(BadMessageError, match="is a Ask"):
         rig.give("peers", Ask(**WHO, id=1))
-
-
-async def test_a_message_that_breaks_the_engine_is_refused_and_no_more() -> None:
-    rig = Rig()
-
-    def broken(peers: list[Peer]) -> None:
-        raise OverflowError
-
-    rig.engine.apply_peers = broken  # type: ignore[method-assign]
-    with pytest.raises(BadMessageError, match="OverflowError"):
-        rig.give("peers", PeerUpdate(**WHO, peers=[PEER]))
-
-
-big = st.integers(-(2**63), 2**63 - 1)
-flows = st.builds(Flow, big, big, big, big, big, big, big)
-peers = st.builds(Peer, big, st.text(max_size=5), st.text(max_size=40), big, big, big, big)
-odd = st.one_of(
-    st.builds(
-        ProbeList,
-        cluster=st.just("lab"),
-        host=st.just("h1"),
-        device=st.just("rnic0"),
-        number=big,
-        list_version=big,
-        classes=st.lists(st.builds(ProbeClass, dscp=big, size=big), max_size=2),
-        flows=st.lists(flows, max_size=3),
-        peers=st.lists(peers, max_size=3),
-        max_rate=st.floats(),
-    ),
-    st.builds(Ask, cluster=st.just("lab"), host=st.just("h1"), id=big, windows=st.lists(st.tuples(big, big, big, big))),
-)
-
-
-@settings(max_examples=200)
-@given(st.one_of(st.binary(max_size=300), odd.map(encode)), st.sampled_from(["list", "ask", "peers", "state", "x"]))
-def test_any_message_is_taken_or_refused(payload: bytes, kind: str) -> None:
-    async def give() -> None:
-        rig = Rig()
-        try:
-            rig.inbox.handle(topics.Topic("lab", "h1", kind, "rnic0"), payload)
-        except BadMessageError:
-            pass
-        await rig.inbox.close()
-
-    asyncio.run(give())
