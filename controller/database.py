@@ -47,8 +47,14 @@ def connect(path: str) -> sqlite3.Connection:
     Raises DatabaseError when the file is no database of ours, or one of a newer layout.
     """
     if path != ":memory:":
-        Path(path).expanduser().parent.mkdir(parents=True, exist_ok=True)
-        path = str(Path(path).expanduser())
+        file = Path(path).expanduser()
+        path = str(file)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            # It holds every RNIC's Q_Key. SQLite's files beside it get the same mode.
+            file.touch(mode=0o600)
+        except OSError as error:
+            raise _unusable(path, error) from None
     try:
         db = sqlite3.connect(path, timeout=5)
         db.execute("PRAGMA journal_mode=WAL")
@@ -63,10 +69,12 @@ def connect(path: str) -> sqlite3.Connection:
                 "install the version that wrote it, or name another file in controller.database"
             )
     except sqlite3.Error as error:
-        raise DatabaseError(
-            f"database {path} cannot be used ({error}): name another file in controller.database"
-        ) from None
+        raise _unusable(path, error) from None
     return db
+
+
+def _unusable(path: str, error: Exception) -> DatabaseError:
+    return DatabaseError(f"database {path} cannot be used ({error}): name another file in controller.database")
 
 
 def seed(db: sqlite3.Connection) -> int:
