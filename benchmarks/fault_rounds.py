@@ -11,7 +11,7 @@ from typing import Any
 
 from pingmesh.lab.client import Lab
 from pingmesh.lab.faults.draw import KINDS
-from pingmesh.lab.judge import FABRIC
+from pingmesh.lab.judge import is_component, is_direction, is_symptom, is_wrong
 from pingmesh.lab.namespaces import LabError
 
 Json = dict[str, Any]
@@ -125,34 +125,17 @@ def quiet(lab: Lab) -> bool:
     return online >= len(lab.topology.hosts) and covered and open_incidents(lab) == []
 
 
-def direction_right(truth: Mapping[str, Any], incident: Mapping[str, Any]) -> bool:
-    """Whether directions agree; a truth without one (a switch, a host) has them both."""
-    said = incident.get("direction")
-    return said in (None, "both") if truth["direction"] is None else said == truth["direction"]
-
-
 def score(round_: Round, seen: Sequence[Json]) -> None:
     """Judge the incidents that opened since the injection."""
     truth = round_.truth
-    named = next((i for i in seen if _same(truth, i)), None)
+    named = next((i for i in seen if is_component(truth, i)), None)
     if truth["symptom"] is None:
         round_.component_right = round_.direction_right = round_.symptom_right = True
     elif named is not None:
         round_.component_right = True
-        round_.direction_right = direction_right(truth, named)
-        round_.symptom_right = named["symptom"] in {truth["symptom"], *truth["symptoms_also_right"]}
-    round_.blamed = [f"{name(i)} ({i['symptom']})" for i in seen if wrong(truth, i)]
-
-
-def _same(truth: Mapping[str, Any], incident: Mapping[str, Any]) -> bool:
-    return bool(incident["component"] == truth["component"] and incident["component_type"] == truth["component_type"])
-
-
-def wrong(truth: Mapping[str, Any], incident: Mapping[str, Any]) -> bool:
-    """Whether an incident blames what was not broken: anything else, or of a host's fault anything in the fabric."""
-    if truth["symptom"] is not None and _same(truth, incident):
-        return False
-    return bool(truth["fabric"]) or incident["component_type"] in FABRIC
+        round_.direction_right = is_direction(truth, named)
+        round_.symptom_right = is_symptom(truth, named)
+    round_.blamed = [f"{name(i)} ({i['symptom']})" for i in seen if is_wrong(truth, i)]
 
 
 def run(lab: Lab, kind: str, argv: Sequence[str], *, hurry: bool = False) -> Round:
@@ -188,7 +171,7 @@ def run(lab: Lab, kind: str, argv: Sequence[str], *, hurry: bool = False) -> Rou
     judged = {str(i["id"]) for i in seen}
     result.incidents = new()
     result.blamed_later = [
-        f"{name(i)} ({i['symptom']})" for i in result.incidents if str(i["id"]) not in judged and wrong(truth, i)
+        f"{name(i)} ({i['symptom']})" for i in result.incidents if str(i["id"]) not in judged and is_wrong(truth, i)
     ]
     return result
 

@@ -21,15 +21,32 @@ class Judgement:
     why: str
 
 
+def is_component(truth: Json, incident: Json) -> bool:
+    """The incident is about the component of the fault."""
+    return (incident["component"], incident["component_type"]) == (truth["component"], truth["component_type"])
+
+
+def is_direction(truth: Json, incident: Json) -> bool:
+    """Directions agree; a truth without one (a switch, a host) has them both."""
+    said = incident.get("direction")
+    return said in (None, "both") if truth["direction"] is None else said == truth["direction"]
+
+
+def is_symptom(truth: Json, incident: Json) -> bool:
+    """The symptom is one of those that are right for the fault."""
+    return incident["symptom"] in {truth["symptom"], *truth.get("symptoms_also_right", ())}
+
+
 def matches(truth: Json, incident: Json) -> bool:
     """Component, direction and symptom are those of the fault."""
-    symptoms = {truth["symptom"], *truth.get("symptoms_also_right", ())}
-    return (
-        incident["component"] == truth["component"]
-        and incident["component_type"] == truth["component_type"]
-        and incident.get("direction") == truth["direction"]
-        and incident["symptom"] in symptoms
-    )
+    return is_component(truth, incident) and is_direction(truth, incident) and is_symptom(truth, incident)
+
+
+def is_wrong(truth: Json, incident: Json) -> bool:
+    """Whether an incident blames what was not broken: anything else, or of a host's fault anything in the fabric."""
+    if truth["symptom"] is not None and is_component(truth, incident):
+        return False
+    return bool(truth.get("fabric", True)) or incident["component_type"] in FABRIC
 
 
 def judge(truth: Json, incidents: Sequence[Json]) -> Judgement:
@@ -39,8 +56,7 @@ def judge(truth: Json, incidents: Sequence[Json]) -> Judgement:
     part of the fabric blamed; a truth without symptom must bring no incident of the fabric at all.
     """
     named = next((i for i in incidents if matches(truth, i)), None)
-    others = [i for i in incidents if i is not named]
-    blamed = tuple(i for i in others if truth.get("fabric", True) or i["component_type"] in FABRIC)
+    blamed = tuple(i for i in incidents if is_wrong(truth, i))
     if truth["symptom"] is None:
         return Judgement(None, blamed, not blamed, "nothing was blamed" if not blamed else "the fabric was blamed")
     if named is None:

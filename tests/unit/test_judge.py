@@ -56,6 +56,8 @@ AGENT = {"component": "h9", "component_type": "host", "direction": None, "sympto
         (LINK, [], False, "nothing was named"),
         (HOST, [incident(HOST)], True, "named right"),
         (HOST, [incident(HOST), AGENT], True, "named right"),
+        (HOST, [incident(HOST, direction="both")], True, "named right"),
+        (HOST, [incident(HOST, direction="rx")], False, "found, but as host_down, rx"),
         (HOST, [incident(HOST), RNIC], False, "h3/rnic0 was blamed too"),
         (NOTHING, [], True, "nothing was blamed"),
         (NOTHING, [AGENT], True, "nothing was blamed"),
