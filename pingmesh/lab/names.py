@@ -8,7 +8,6 @@ import re
 from pingmesh.lab.namespaces import LabError
 from topology.model import Topology
 
-MAX_INTERFACE_NAME = 15
 _PLAIN = re.compile(r"[A-Za-z0-9_.+-]{1,15}")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
 RESERVED = frozenset({"lo", "mgmt0", "mgmt", "all", "default", ".", ".."})

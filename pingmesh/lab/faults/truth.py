@@ -9,9 +9,6 @@ from pingmesh.lab.faults.places import find_host, find_link, find_rnic, find_swi
 from pingmesh.lab.faults.spec import Action, FaultSpec, Target
 from topology.model import DirectedLink, Topology
 
-FABRIC_TYPES = ("link", "switch", "rnic", "leg", "tier")
-"""Component types that only a fault of the fabric may be blamed on."""
-
 
 @dataclass(frozen=True, slots=True)
 class Expected:
