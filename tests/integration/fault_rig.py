@@ -1,4 +1,4 @@
-"""A small fabric without agents in namespaces of its own, driven over JSON lines; run by `test_faults.py`.
+"""A small fabric without agents in namespaces of its own, driven over JSON lines; run by `test_lab_faults.py`.
 
 `python fault_rig.py FAMILY` inside `unshare --mount --net --pid --fork`. Each line of standard input is
 `{"op": name, ...}`; the answer is `{"ok": result}` or `{"error": text}`.
