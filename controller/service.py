@@ -40,6 +40,8 @@ HEARD_NS = 90_000_000_000
 """An online agent registers once a minute; unheard for longer it is not counted as online."""
 FRESH_NS = 20_000_000_000
 """The analyzer speaks every few seconds; what is older says nothing about now."""
+FROM_AGENTS = (topics.REGISTER, topics.STATE, topics.PATHS)
+FROM_ANALYZER = (topics.VERDICTS, topics.SUMMARY)
 
 
 class NoTopologyError(ValueError):
@@ -80,7 +82,7 @@ class Controller:
         self.bus = Bus(
             settings.broker,
             f"controller-{settings.cluster}",
-            [f"{t}/+/{topics.REGISTER}", f"{t}/+/{topics.STATE}", f"{t}/+/{topics.PATHS}", f"{t}/{topics.ANALYZER}/#"],
+            [*(f"{t}/+/{kind}" for kind in FROM_AGENTS), *(f"{t}/{topics.ANALYZER}/{kind}" for kind in FROM_ANALYZER)],
             self.handle,
             on_connect=self._connected,
         )
@@ -95,6 +97,8 @@ class Controller:
 
     def handle(self, topic: topics.Topic, payload: bytes) -> None:
         """One message. Raises BadMessageError for one that cannot be used."""
+        if topic.kind not in (FROM_ANALYZER if topic.host == topics.ANALYZER else FROM_AGENTS):
+            raise BadMessageError("topic", f"kind {topic.kind!r} from {topic.host!r} is not for a controller")
         self.received[topic.kind] += 1
         if topic.host == topics.ANALYZER:
             self._from_analyzer(topic, payload)
