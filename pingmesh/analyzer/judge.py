@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from pingmesh.analyzer.candidates import Candidate, candidates_of
@@ -76,7 +76,7 @@ class Judge:
         out.findings += out.view.findings
         for v in out.view.verdicts:
             self._put(out, v)
-        samples = self._fabric_samples(since, out.view)
+        samples = self.evidence(since, out.view.dark)
         suspects = self._losses(samples, since, out)
         self._unwalked(now, since if suspicion else now - QUIET_WALK_NS, suspects, out)
         if not suspects:
@@ -95,7 +95,8 @@ class Judge:
 
     # ------------------------------------------------------------ losses
 
-    def _fabric_samples(self, since: int, view: HostView) -> list[Sample]:
+    def evidence(self, since: int, dark: Collection[str]) -> list[Sample]:
+        """Samples since a time that speak of the fabric: no end was silent, stalled, gone, new or without link."""
         hosts = self._hosts.hosts
         excused = {name: h for name, h in hosts.items() if h.excused or h.dark}
 
@@ -107,7 +108,6 @@ class Judge:
                     return True
             return False
 
-        dark = view.dark
         return [
             s
             for s in self._store.samples

@@ -18,7 +18,7 @@ from pingmesh.analyzer.observe import crosses, paths_of
 from pingmesh.analyzer.questions import Questions
 from pingmesh.analyzer.rounds import Rounds
 from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore
-from pingmesh.analyzer.summary import summarise
+from pingmesh.analyzer.summary import SPAN_S, summarise
 from pingmesh.analyzer.suspicion import DOUBTFUL, WITHDRAWS, Episode
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Track, Tracker
 from pingmesh.bus import Bus
@@ -437,8 +437,9 @@ class Analyzer:
     async def _publish_summary(self) -> None:
         now = self._clock.now()
         rejected = sum(Counter(self._bus.rejected).values())
+        samples = self._judge.evidence(now - int(SPAN_S * SECOND), self._judgement.view.dark)
         broken = [t.elements for t in self._tracker.open]
-        message = summarise(self._cluster, self._book, self._store, self._hosts, now, rejected, broken)
+        message = summarise(self._cluster, self._book, samples, self._hosts, now, rejected, broken)
         try:
             await self._bus.publish(topics.Topic(self._cluster, topics.ANALYZER, topics.SUMMARY), encode(message))
         except ConnectionError:

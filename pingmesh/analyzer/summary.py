@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from pingmesh import topics
 from pingmesh.analyzer.flows import FlowBook
 from pingmesh.analyzer.host_rules import SECOND
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.observe import paths_of
-from pingmesh.analyzer.samples import SampleStore
+from pingmesh.analyzer.samples import Sample
 from pingmesh.messages import LinkSummary, Summary
 
 SPAN_S = 60.0
@@ -23,13 +23,13 @@ def _percentile(values: list[float], share: float) -> float:
 def summarise(
     cluster: str,
     book: FlowBook,
-    store: SampleStore,
+    samples: Iterable[Sample],
     hosts: HostBook,
     now: int,
     rejected: int,
     broken: Sequence[frozenset[str]],
 ) -> Summary:
-    """Packets sent and lost by directed link and by RNIC, and percentiles of flows' mean RTT.
+    """Packets sent and lost by directed link and by RNIC, and percentiles of flows' mean RTT, of the last `SPAN_S`.
 
     A loss on a path that crosses an element of a component known to be `broken` is that one's; any other is shown at
     every element of its path, for nobody knows better.
@@ -37,7 +37,7 @@ def summarise(
     links: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     rnics: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     rtts: list[float] = []
-    for s in store.since(now - int(SPAN_S * SECOND)):
+    for s in samples:
         if s.rtts:
             rtts.append(s.rtt_ns / 1000)
         paths = paths_of(book, s.flow, s.role, now)

@@ -2,7 +2,7 @@
 
 from pingmesh.analyzer.flows import ACK, PROBE, FlowBook
 from pingmesh.analyzer.hosts import HostBook
-from pingmesh.analyzer.samples import Sample, SampleStore
+from pingmesh.analyzer.samples import Sample
 from pingmesh.analyzer.summary import summarise
 from pingmesh.messages import Flow, Peer, ProbeClass, ProbeList, Summary, TracedPath
 from topology.generate import leaf_spine
@@ -29,14 +29,11 @@ def summary(*broken: frozenset[str]) -> Summary:
     inbound = next(d.target_address for d in topology.directed_links if d.name == "leaf1->spine1")
     book.add_path(TracedPath(PROBE, 1, 1, 0, 50000, [(2, inbound)], T), T)
     flow = book.flows[1, 1, 0]
-    store = SampleStore(book)
-    store.add(
-        [
-            Sample(T, T + S, flow, "small", PROBE, 100, 7, rtt_ns=20_000, rtts=93),
-            Sample(T, T + S, flow, "small", ACK, 186, 0),
-        ]
-    )
-    return summarise("lab", book, store, HostBook(), T + S, 0, broken)
+    samples = [
+        Sample(T, T + S, flow, "small", PROBE, 100, 7, rtt_ns=20_000, rtts=93),
+        Sample(T, T + S, flow, "small", ACK, 186, 0),
+    ]
+    return summarise("lab", book, samples, HostBook(), T + S, 0, broken)
 
 
 def test_a_loss_nobody_is_known_to_cause_is_shown_along_its_path() -> None:
