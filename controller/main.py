@@ -13,7 +13,7 @@ from pingmesh.config import ConfigError, load
 from pingmesh.logs import set_up
 
 HELP = "run the controller: registry, probe lists, incidents and HTTP API"
-EXAMPLE = "example: pingmesh controller --topology fabric.yaml --broker 10.0.0.1:1883 --listen 0.0.0.0:8470"
+EXAMPLE = "example: pingmesh controller --topology fabric.yaml --broker 10.0.0.1:1883 --listen 127.0.0.1:8470"
 
 log = logging.getLogger(__name__)
 
