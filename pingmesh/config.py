@@ -101,7 +101,7 @@ class ControllerSettings(Section, frozen=True):
     rotation_s: Positive = 3600.0
     rotation_share: Share = 0.2
     classes: list[ProbeClassSettings] = []
-    """Further probe classes `{name, dscp, size, share}`; the small one is always there."""
+    """Further probe classes `{name, dscp, size, share}`; `small` and `large` are there without, and may be changed."""
 
 
 class AnalyzerSettings(Section, frozen=True):
@@ -111,7 +111,6 @@ class AnalyzerSettings(Section, frozen=True):
     """Loss rate below which nothing is named."""
     open_confidence: PositiveShare = 0.95
     close_after_s: Positive = 20.0
-    confirm_probes: Count = 20
     confirm_interval_ms: Positive = 20.0
 
 
