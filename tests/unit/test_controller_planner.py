@@ -180,7 +180,7 @@ def test_a_link_down_is_topped_up_late_and_ever_more_rarely() -> None:
     sim.fabric.broken = {"leaf1->spine1", "spine1->leaf1"}
     sim.retrace_all()
     report = sim.run(50)
-    assert report.share == 14 / 16 or report.share < 1
+    assert report.share == 12 / 16  # with two leaves, nothing else crosses spine1
     assert "leaf1->spine1" in report.below
     assert sim.lists() == before
     sim.run(30)
