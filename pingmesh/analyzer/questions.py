@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from pingmesh.analyzer.suspicion import Request
 from pingmesh.bus import Bus
-from pingmesh.messages import Answer, Ask, Confirm, ConfirmResult, Message, Retrace, encode
+from pingmesh.messages import Answer, Ask, BadMessageError, Confirm, ConfirmResult, Message, Retrace, encode
 from pingmesh.topics import ASK, Topic
 
 log = logging.getLogger(__name__)
@@ -72,6 +72,11 @@ class Questions:
         waiting = self._waiting.get(message.id)
         if waiting is not None and waiting[0] == message.host and not waiting[1].done():
             waiting[1].set_result(message)
+
+    def reject(self, answer: Answer | ConfirmResult, error: BadMessageError) -> None:
+        """What an answer counts cannot be read: it shows that the agent is there, and no more."""
+        self._bus.rejected[error.kind] += 1
+        log.warning("answer unusable: %s", error, extra={"host": answer.host})
 
     async def _exchange(self, host: str, ident: int, message: Message, within: float) -> Message | None:
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()

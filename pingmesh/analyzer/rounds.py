@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -14,8 +13,6 @@ from pingmesh.analyzer.questions import Questions, ask_all
 from pingmesh.analyzer.samples import ResponderCounts, Sample, one_way, prober_rows, responder_rows
 from pingmesh.analyzer.suspicion import Episode, Request, plan
 from pingmesh.messages import CONFIRM_BIT, Answer, BadMessageError, ConfirmResult
-
-log = logging.getLogger(__name__)
 
 COUNTS = (10, 15, 20)
 """Probes a flow in the first, second and further rounds of an episode."""
@@ -154,14 +151,16 @@ class Rounds:
         for host, given in zip(asked, answers, strict=True):
             if not isinstance(given, Answer):
                 continue
+            try:
+                rows = list(responder_rows(given.responder))
+            except BadMessageError as error:
+                self._questions.reject(given, error)
+                continue
             for rnic, epoch, version, window in windows[host]:
                 del rnic, epoch, version
                 counts[host, window, -1] = ResponderCounts()  # this host has spoken about this window
-            try:
-                for key, index, c in responder_rows(given.responder):
-                    counts[host, key[3], index] = c
-            except BadMessageError as error:
-                log.warning("answer unusable: %s", error, extra={"host": host})
+            for key, index, c in rows:
+                counts[host, key[3], index] = c
         return counts
 
     def _samples(
@@ -176,13 +175,16 @@ class Rounds:
         try:
             rows = list(prober_rows(answer.columns))
         except BadMessageError as error:
-            log.warning("confirmation unusable: %s", error, extra={"host": answer.host})
+            self._questions.reject(answer, error)
             return
+        classes = self._book.classes[request.rnic]
+        if request.cls >= len(classes):
+            return  # the RNIC was given other classes meanwhile
         for index, p in rows:
             flow = self._book.flows.get((request.rnic, request.list_version, index))
             if flow is None or p.sent <= 0:
                 continue
-            cls = flow.cls_name if request.cls < 0 else self._book.classes[request.rnic][request.cls]
+            cls = flow.cls_name if request.cls < 0 else classes[request.cls]
             spoken = (flow.dst_host, window, -1) in counts
             r = counts.get((flow.dst_host, window, index), ResponderCounts()) if spoken else None
             result.samples += one_way(flow, cls, p, r, result.began, now, True)

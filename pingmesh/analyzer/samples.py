@@ -16,7 +16,9 @@ from pingmesh.messages import (
     RESPONDER_COLUMNS,
     WINDOW_NS,
     ProberRows,
+    Report,
     unpack_columns,
+    unpack_raw,
 )
 
 ROUND_TRIP = 2
@@ -101,6 +103,13 @@ def responder_rows(columns: bytes) -> Iterator[tuple[WindowKey, int, ResponderCo
     cols = unpack_columns(RESPONDER_COLUMNS, columns)
     for row in zip(*cols, strict=True):
         yield (row[0], row[1], row[2], row[3]), row[4], ResponderCounts(*row[5:])
+
+
+def check_columns(report: Report) -> None:
+    """Raises BadMessageError if a report's columns cannot be read: it is taken in as a whole or not at all."""
+    for rows in report.prober:
+        unpack_raw(PROBER_COLUMNS, rows.columns)
+    unpack_raw(RESPONDER_COLUMNS, report.responder)
 
 
 def one_way(

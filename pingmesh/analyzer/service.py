@@ -17,7 +17,7 @@ from pingmesh.analyzer.localise import Localiser, localise
 from pingmesh.analyzer.observe import crosses, paths_of
 from pingmesh.analyzer.questions import Questions
 from pingmesh.analyzer.rounds import Rounds
-from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore
+from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore, check_columns
 from pingmesh.analyzer.summary import SPAN_S, summarise
 from pingmesh.analyzer.suspicion import DOUBTFUL, WITHDRAWS, Episode
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Track, Tracker
@@ -175,6 +175,7 @@ class Analyzer:
         self._look.set()
 
     def _on_report(self, message: Report, now: int) -> None:
+        check_columns(message)
         self._hosts.on_message(message.host, message.boot, now, message.now_ns)
         self._hosts.on_health(message.host, message.health, now)
         host = self._hosts.get(message.host)
