@@ -96,6 +96,33 @@ def test_a_false_alarm_fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     assert "FALSE ALARM" in captured.err
 
 
+def test_a_busy_machine_is_no_false_alarm(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    lab = FakeLab(TRUTH)
+    short = {"component": "h1", "component_type": "host", "direction": None, "symptom": "cpu_overload"}
+    lab.known.append(lab.incident("i-0", short))
+    add = lab.fault_add
+
+    def add_with_noise(argv: list[str]) -> dict[str, Any]:
+        lab.known.append(lab.incident(f"n-{len(lab.known)}", {**short, "component": "h2"}))
+        return add(argv)
+
+    monkeypatch.setattr(lab, "fault_add", add_with_noise)
+    assert run(lab, monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert "this machine is busy: h1 had too little CPU" in out
+    assert "2 of 2 faults named right, 0 false alarms" in out
+
+
+@pytest.mark.parametrize("flags", [["--faults", "-1"], ["--faults", "x"], ["--healthy", "-4"], ["--healthy", "nan"]])
+def test_flags_that_make_no_sense(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    demo.add_arguments(parser)
+    with pytest.raises(SystemExit) as refused:
+        parser.parse_args(flags)
+    assert refused.value.code == 2
+    assert "give" in capsys.readouterr().err
+
+
 def test_a_lab_that_is_never_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     lab = FakeLab(TRUTH)
     monkeypatch.setattr(lab, "status", lambda: {"agents": {"online": 1, "expected": 2}})
