@@ -70,6 +70,7 @@ class Bus:
         """Keep the session until cancelled; never raises for a broker's outage."""
         backoff = 0.2
         while True:
+            before = self.connections
             try:
                 async with self._session():
                     backoff = 0.2
@@ -77,7 +78,8 @@ class Bus:
                     async for message in self._client.messages:
                         await self._dispatch(str(message.topic), message.payload, bool(message.retain))
             except (aiomqtt.MqttError, OSError) as error:
-                log.warning("broker connection lost: %s", error)
+                what = "cannot be reached" if self.connections == before else "connection lost"
+                log.warning("broker %s:%d: %s, trying again: %s", self.settings.host, self.settings.port, what, error)
             # Spread over the interval: a thousand agents must not come back in one instant.
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
             backoff = min(backoff * 2, self.settings.reconnect_max_s)

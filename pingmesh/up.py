@@ -84,7 +84,10 @@ def plan(settings: Settings, bind: str, state: Path, config: str | None) -> list
     files.load(settings.topology)
     port = settings.broker.port
     _check_free(bind, port)
-    state.mkdir(parents=True, exist_ok=True)
+    try:
+        (state / "broker").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"up: {state} cannot be made: {error.strerror}; choose another --state.") from None
     reach = "127.0.0.1" if bind in ("0.0.0.0", "::") else bind  # noqa: S104
     common = [
         *(("--config", config) if config else ()),

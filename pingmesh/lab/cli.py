@@ -52,7 +52,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     up.add_argument(
         "--wait", type=float, default=60.0, metavar="SECONDS", help="wait so long for full coverage (default 60)"
     )
-    up.add_argument("--log-level", default="info", help="of agents, controller and analyzer (default info)")
+    up.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="of agents, controller and analyzer (default info)",
+    )
 
     _command(sub, "status", "what runs in the lab, and which faults are in effect", "pingmesh lab status --json")
 

@@ -89,6 +89,10 @@ def test_plan(tmp_path: Path) -> None:
         settings = Settings(topology=str(file), broker=BrokerSettings(port=port))
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
             up.plan(settings, "127.0.0.1", tmp_path, None)
+    with pytest.raises(
+        ConfigError, match=r"topology.yaml/state cannot be made: Not a directory; choose another --state"
+    ):
+        up.plan(settings, "127.0.0.1", file / "state", None)
     broker, controller, analyzer = up.plan(settings, "127.0.0.1", tmp_path / "state", None)
     assert broker.address == ("127.0.0.1", port)
     assert f"ready: broker 127.0.0.1:{port} (" in up.welcome([broker, controller, analyzer])
