@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from typing import get_args
 
 from pingmesh import topics
 from pingmesh.analyzer.clock import Clock
@@ -23,6 +24,7 @@ from pingmesh.analyzer.suspicion import DOUBTFUL, WITHDRAWS, Episode
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Track, Tracker
 from pingmesh.bus import Bus
 from pingmesh.config import Settings
+from pingmesh.incidents import ComponentType, Symptom
 from pingmesh.messages import (
     AgentState,
     Answer,
@@ -232,6 +234,11 @@ class Analyzer:
 
     def _on_open_incidents(self, message: OpenIncidents, now: int) -> None:
         for v in message.open:
+            if v.component_type not in get_args(ComponentType) or v.symptom not in get_args(Symptom):
+                raise BadMessageError(
+                    "OpenIncidents", f"names no known type or symptom: {v.component_type}, {v.symptom}"
+                )
+        for v in message.open:
             elements = self._judge.elements_of.get((v.component, v.component_type), frozenset())
             self._tracker.adopt(v, elements, now)
 
@@ -404,8 +411,10 @@ class Analyzer:
             if host.state == "stopped":
                 return True
             return host.state == "online" and host.heard > track.last_bad and not host.unanswered
-        if v.component_type == "rnic" and v.component.split("/")[1] in self._hosts.get(v.ends[0].split("/")[0]).down:
-            return False
+        if v.component_type == "rnic":
+            name, _, device = v.component.partition("/")
+            if device in self._hosts.get(name).down:
+                return False
         sent = lost = 0
         delayed = 0
         for s in self._store.since(track.last_bad):

@@ -11,6 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pingmesh import topics
+from pingmesh.analyzer.flows import ACK, PROBE
+from pingmesh.analyzer.rounds import RoundResult
+from pingmesh.analyzer.samples import ROUND_TRIP
 from pingmesh.analyzer.service import Analyzer
 from pingmesh.bus import UNHANDLED
 from pingmesh.config import Settings
@@ -254,7 +257,10 @@ class Rig:
             assert self.state() == before
 
     async def look(self) -> None:
-        """A whole judgement, and what it says in between."""
+        """Judgements now and when open incidents may close, and what is said in between."""
+        await self.a._look_once()
+        moment = self.a._clock.now
+        self.a._clock.now = lambda: moment() + 25_000_000_000  # type: ignore[method-assign]
         await self.a._look_once()
         await self.a._retrace_deserted()
         await self.a._publish_summary()
@@ -308,46 +314,98 @@ def test_well_formed_nonsense(steps: list[tuple[str, object, str, bool]]) -> Non
     asyncio.run(session(steps))
 
 
+async def confirmation(
+    rig: Rig, confirmed: bytes, counted: bytes, meanwhile: list[tuple[str, object, str, bool]]
+) -> RoundResult:
+    """A whole round of questions, answered with these columns while other messages come in."""
+    lost = Event(LOST, 1, 1, 0, 7, now(), 0, 0)
+    found = Exceptions(cluster="lab", host="h1", boot=1, now_ns=now(), events=[lost])
+    rig.a._quiet_until = 0
+    await rig.give(topics.EXCEPTION, encode(found), "h1")
+    episode = rig.a._episode
+    assert episode is not None
+
+    def answer(topic: topics.Topic, question: Message) -> Message | None:
+        common = {"cluster": "lab", "host": topic.host, "boot": 1, "now_ns": now()}
+        match question:
+            case Ask():
+                return Answer(**common, id=question.id, responder=counted)
+            case Confirm():
+                return ConfirmResult(
+                    **common, id=question.id, rnic=question.rnic, epoch=1, list_version=1, columns=confirmed
+                )
+        return None
+
+    rig.answer = answer
+    running = asyncio.create_task(rig.a._rounds.run(episode))
+    await asyncio.sleep(0)
+    for kind, payload, host, retained in meanwhile:
+        await rig.give(kind, payload, host, retained)
+    return await asyncio.wait_for(running, 5)
+
+
 @fuzz(100)
 @given(prober, responder, st.lists(st.builds(step, MESSAGES, st.booleans()), max_size=3))
 def test_answers_to_a_confirmation(
     confirmed: bytes, counted: bytes, meanwhile: list[tuple[str, object, str, bool]]
 ) -> None:
-    """A whole round of questions, each answered by whatever fits its id."""
-
     async def run() -> None:
         rig = Rig()
         await rig.start()
-        lost = Event(LOST, 1, 1, 0, 7, now(), 0, 0)
-        found = Exceptions(cluster="lab", host="h1", boot=1, now_ns=now(), events=[lost])
-        rig.a._quiet_until = 0
-        await rig.give(topics.EXCEPTION, encode(found), "h1")
-        episode = rig.a._episode
-        assert episode is not None
-        late = iter(meanwhile)
-
-        def answer(topic: topics.Topic, question: Message) -> Message | None:
-            common = {"cluster": "lab", "host": topic.host, "boot": 1, "now_ns": now()}
-            match question:
-                case Ask():
-                    return Answer(**common, id=question.id, responder=counted)
-                case Confirm():
-                    return ConfirmResult(
-                        **common, id=question.id, rnic=question.rnic, epoch=1, list_version=1, columns=confirmed
-                    )
-            return None
-
-        rig.answer = answer
-        round_ = asyncio.create_task(rig.a._rounds.run(episode))
-        await asyncio.sleep(0)
-        for kind, payload, host, retained in late:
-            await rig.give(kind, payload, host, retained)
-        result = await asyncio.wait_for(round_, 5)
+        result = await confirmation(rig, confirmed, counted, meanwhile)
         rig.a._store.add(result.samples)
         rig.a._note(result.samples)
         await rig.look()
 
     asyncio.run(run())
+
+
+def test_a_report_that_is_bad_in_part_is_not_taken_in_part() -> None:
+    good = pack_columns(PROBER_COLUMNS, [[0], [50], [50], [50], [50], [0], [0], [0], [0], [0], [0]])
+    rows = [ProberRows(rnic=1, epoch=1, list_version=1, window=now() // WINDOW_NS, columns=c) for c in (good, b"x")]
+
+    async def run() -> None:
+        rig = Rig()
+        await rig.start()
+        report = Report(cluster="lab", host="h1", boot=1, seq=1, now_ns=now(), until_ns=now(), prober=rows)
+        await rig.give(topics.REPORT, encode(report), "h1")
+        assert rig.bus.rejected == {"columns": 1}
+        report.prober = rows[:1]
+        await rig.give(topics.REPORT, encode(report), "h1")
+        assert len(rig.a._store._windows) == 1, "the same sequence number, sent well, counts"
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("counted", [b"x", None], ids=["unreadable", "zero"])
+def test_an_unreadable_count_is_not_a_count_of_zero(counted: bytes | None) -> None:
+    lost = pack_columns(PROBER_COLUMNS, [[0], [10], [0], [0], [0], [10], [0], [0], [0], [0], [0]])
+    readable = counted is None
+
+    async def run() -> None:
+        rig = Rig()
+        await rig.start()
+        result = await confirmation(rig, lost, counted or b"", [])
+        assert {s.role for s in result.samples} == ({PROBE, ACK} if readable else {ROUND_TRIP})
+        assert bool(rig.bus.rejected["columns"]) is not readable
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("component", ["h1/rnic0", "rnic0", ""])
+def test_an_incident_of_an_rnic_that_names_no_ends(component: str) -> None:
+    verdict = Verdict(component=component, component_type="rnic", symptom="drop")
+    message = OpenIncidents(cluster="lab", host=topics.CONTROLLER, open=[verdict])
+    rig = asyncio.run(session([step(message, True)]))
+    assert [t.verdict.component for t in rig.a._tracker.open] == [component]
+
+
+def test_incidents_of_unknown_kind_are_refused() -> None:
+    verdict = Verdict(component="h1", component_type="cat", symptom="drop")
+    message = OpenIncidents(cluster="lab", host=topics.CONTROLLER, open=[verdict])
+    rig = asyncio.run(session([step(message, True)]))
+    assert rig.bus.rejected == {"OpenIncidents": 1}
+    assert rig.a._tracker.open == []
 
 
 @pytest.mark.parametrize("topic", ["pingmesh/v1/lab", "pingmesh/v2/lab/h1/report", "x", "pingmesh/v1/lab/h1/unknown"])
