@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from controller.advice import steps
+from controller.clock import now_ns
 from controller.reach import Reach
 from pingmesh.incidents import Incident, rfc3339
 from pingmesh.messages import LinkSummary
@@ -69,7 +69,7 @@ def concern(reach: Reach, hosts: Sequence[str]) -> Concern:
 
 def diagnose(c: Controller, hosts: Sequence[str], since_ns: int = 0) -> dict[str, object]:
     """Verdict, incidents, findings, coverage, evidence and next steps for these hosts (names of the topology)."""
-    now = time.time_ns()
+    now = now_ns()
     around = concern(c.reach, hosts)
     incidents = [i for i in c.store.incidents(None, since_ns or now) if around.touches(i)]
     incidents.sort(key=lambda i: (i.state != "open", i.symptom == "agent_down", -i.confidence, i.opened_at))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
+
+from controller.clock import now_ns
 
 if TYPE_CHECKING:
     from controller.service import Controller
@@ -24,7 +25,7 @@ class ControllerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """One gauge or counter a noun; no label grows with pairs of RNICs."""
         c = self._c
-        agents = c.agents(time.time_ns())
+        agents = c.agents(now_ns())
         yield _gauge("pingmesh_agents_online", "Agents online.", agents["online"])
         yield _gauge("pingmesh_agents_expected", "Hosts in the topology.", agents["expected"])
         share = c.planner.coverage.share

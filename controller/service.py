@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-import time
 from collections import Counter
 
 import topology.files
 from controller import database
 from controller.book import Book
+from controller.clock import now_ns
 from controller.planner import Planner
 from controller.publishing import Publisher
 from controller.rates import RatePlan
@@ -233,11 +233,6 @@ class Controller:
     def fresh_summary(self, now: int) -> Summary | None:
         """The analyzer's last totals, if they are about now."""
         return self.summary if self.summary and now - self.summary_ns < FRESH_NS else None
-
-
-def now_ns() -> int:
-    """Wall clock: it is written into records that outlive the process."""
-    return time.time_ns()
 
 
 def probe_classes(settings: Settings) -> list[tuple[ProbeClass, float]]:

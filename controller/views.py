@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import re
-import time
 from typing import TYPE_CHECKING
 
+from controller import clock
 from controller.registry import Presence
 from pingmesh.incidents import rfc3339
 from topology.model import Topology
@@ -29,7 +29,7 @@ def parse_since(text: str, now_ns: int | None = None) -> int:
         return 0
     age = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", text.strip())
     if age:
-        return (time.time_ns() if now_ns is None else now_ns) - round(float(age[1]) * _UNITS[age[2]] * 1e9)
+        return (clock.now_ns() if now_ns is None else now_ns) - round(float(age[1]) * _UNITS[age[2]] * 1e9)
     try:
         at = datetime.datetime.fromisoformat(text.strip().replace(" ", "+"))
     except ValueError:
@@ -43,7 +43,7 @@ def parse_since(text: str, now_ns: int | None = None) -> int:
 
 def status(c: Controller) -> dict[str, object]:
     """The answer to "is all well?": `healthy` is that no incident is open and that there is data to say so."""
-    now = time.time_ns()
+    now = clock.now_ns()
     summary = c.fresh_summary(now)
     agents = c.agents(now)
     analyzer = c.analyzer_alive(now)
@@ -88,7 +88,7 @@ def coverage(c: Controller) -> dict[str, object]:
 
 def rnics(c: Controller) -> list[dict[str, object]]:
     """Every RNIC known, by number."""
-    now = time.time_ns()
+    now = clock.now_ns()
     listed = c.registry.listed(now)
     out: list[dict[str, object]] = []
     for r in sorted(c.registry.rnics.values(), key=lambda r: r.number):

@@ -15,7 +15,8 @@ from controller_fakes import EcmpFabric, register
 from controller import client, database
 from controller.advice import STEPS
 from controller.api import ListenError, bind, build, serve
-from controller.service import Controller, now_ns, probe_classes
+from controller.clock import now_ns
+from controller.service import Controller, probe_classes
 from controller.views import parse_since
 from pingmesh import topics
 from pingmesh.config import ControllerSettings, Settings

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from controller import database
 from controller.api import build
-from controller.service import Controller, now_ns
+from controller.clock import now_ns
+from controller.service import Controller
 from pingmesh import topics
 from pingmesh.bus import UNHANDLED
 from pingmesh.config import Settings

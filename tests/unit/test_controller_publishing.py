@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 from controller_fakes import register
 
 from controller import database
+from controller.clock import now_ns
 from controller.publishing import LAZY_NS
-from controller.service import Controller, now_ns
+from controller.service import Controller
 from pingmesh import topics
 from pingmesh.config import Settings
 from pingmesh.messages import Message, OpenIncidents, PeerUpdate, ProbeList, Verdict, Verdicts, decode, encode
@@ -111,3 +113,18 @@ async def test_an_incident_that_opens_while_others_are_told_of_is_told_of_too(
     _, last = wire.of(topics.INCIDENTS, OpenIncidents)[-1]
     assert isinstance(last, OpenIncidents)
     assert sorted(v.component for v in last.open) == ["leaf1--spine1", "leaf2--spine2"]
+
+
+async def test_a_wall_clock_that_is_stepped_empties_no_list(c: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(c, monkeypatch)
+    await c.publisher.flush(now_ns())
+    before = {n: s.flows for n, s in c.book.sheets.items()}
+    assert all(before.values())
+    wall = time.time_ns()
+    for step in (3600 * SECOND, -3600 * SECOND):
+        monkeypatch.setattr(time, "time_ns", lambda step=step: wall + step)
+        wire.sent.clear()
+        c.tick(now_ns())
+        await c.publisher.flush(now_ns())
+        assert {n: s.flows for n, s in c.book.sheets.items()} == before
+        assert not wire.of(topics.LIST, ProbeList)
