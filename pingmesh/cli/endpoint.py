@@ -8,6 +8,8 @@ import socket
 from collections.abc import Mapping
 from pathlib import Path
 
+from pingmesh.lab.directory import default_directory
+
 DEFAULT = "http://127.0.0.1:8470"
 
 
@@ -25,8 +27,8 @@ def controller_address(flag: str | None, environ: Mapping[str, str] = os.environ
     """The address to ask, in the form that `controller.client.get` takes."""
     if chosen := flag or environ.get("PINGMESH_CONTROLLER"):
         return chosen
-    lab = Path(environ.get("PINGMESH_LAB_DIR") or f"/tmp/pingmesh-lab-{os.getuid()}")  # noqa: S108
-    return f"unix:{lab / 'controller.sock'}" if _alive(lab / "controller.sock") else DEFAULT
+    lab = default_directory(environ) / "controller.sock"
+    return f"unix:{lab}" if _alive(lab) else DEFAULT
 
 
 def _alive(path: Path) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 
 from pingmesh.lab.cgroup import remove_tree
+from pingmesh.lab.directory import default_directory
 from pingmesh.lab.namespaces import LabError
 
 _MAX_SOCKET_PATH = 100
@@ -36,11 +37,6 @@ def start_ticks(pid: int, proc: Path = Path("/proc")) -> int | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
-
-
-def default_directory() -> Path:
-    """`PINGMESH_LAB_DIR`, else a directory of this user in /tmp."""
-    return Path(os.environ.get("PINGMESH_LAB_DIR") or f"/tmp/pingmesh-lab-{os.getuid()}").absolute()  # noqa: S108
 
 
 class StateDirectory:
