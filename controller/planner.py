@@ -140,6 +140,8 @@ class Planner:
             self._cover(now_ns)
             # In a large fabric a look at everything takes its time: never more than a tenth of it.
             self._measure_ns = now_ns + 10 * (time.perf_counter_ns() - began)
+        # Published, it is not dirty any more when we look again: then tuples just added would count as never tried.
+        self.stale = self.stale or bool(self.book.dirty)
 
     def _membership(self, listed: frozenset[str], now_ns: int) -> None:
         for name in self.listed ^ listed:

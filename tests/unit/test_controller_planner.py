@@ -98,6 +98,21 @@ class Simulation:
         return out
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_coverage_is_built_while_traces_come_late(seed: int) -> None:
+    """Tuples that are published and not traced yet are awaited: that no more are added means nothing meanwhile."""
+    sim = Simulation(leaf_spine(3, 3, 2, 1), seed=seed)
+    for _ in range(20):
+        for _ in range(7):
+            sim.now += S // 4
+            sim.planner.tick(sim.now, sim.listed, sim.walking)
+            sim.publish()
+        sim.run(0.25, 0.25)
+        if sim.planner.phase is Phase.STEADY:
+            break
+    assert (sim.planner.phase, sim.planner.measure().share) == (Phase.STEADY, 1.0), sim.planner.coverage.reasons
+
+
 @pytest.mark.parametrize(
     "t",
     [
