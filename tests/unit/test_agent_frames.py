@@ -9,7 +9,8 @@ import struct
 import time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fuzzing import fuzz
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import frames
@@ -214,7 +215,7 @@ def test_a_renewed_queue_pair_forgets_what_it_took_for_its_own(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("version", [4, 6])
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzz(400)
 @given(data=st.data())
 def test_any_bytes_are_counted_and_no_more(monkeypatch: pytest.MonkeyPatch, version: int, data: st.DataObject) -> None:
     made, sink = transport(monkeypatch, version)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from fuzzing import fuzz
+from hypothesis import given
 from hypothesis import strategies as st
-from plane_fakes import Fabric
+from plane_fakes import CLUSTER, LATENCY, MS, Fabric, FakeTransport, make_list, peer, stop, take
 
 from pingmesh import probe
 
@@ -36,6 +37,7 @@ HEADERS = st.builds(
 )
 
 
+@fuzz(100)
 @given(HEADERS, st.binary(max_size=100))
 def test_round_trip_whatever_padding_follows(header: probe.Header, padding: bytes) -> None:
     packed = probe.encode(header)
@@ -92,7 +94,7 @@ def test_each_reason_to_refuse(change: slice | tuple[int, int], reason: str) -> 
     assert caught.value.reason == reason
 
 
-@settings(max_examples=500)
+@fuzz(500)
 @given(st.one_of(st.binary(max_size=200), st.binary(max_size=200).map(lambda b: b"PM\x01" + b)))
 def test_any_bytes_reach_an_rnic_without_harm(payload: bytes) -> None:
     """Refused and counted, stray, stale or answered: nothing else, and nothing raised."""
@@ -104,7 +106,7 @@ def test_any_bytes_reach_an_rnic_without_harm(payload: bytes) -> None:
     assert rnic.rejected + ledger.stray + responder.stale + responder.send_errors + answered == 1
 
 
-@settings(max_examples=300)
+@fuzz(300)
 @given(HEADERS)
 def test_any_header_of_our_cluster_reaches_an_rnic_without_harm(header: probe.Header) -> None:
     fabric = Fabric()
@@ -115,3 +117,40 @@ def test_any_header_of_our_cluster_reaches_an_rnic_without_harm(header: probe.He
         assert [row[5] for row in rnic.responder.take(0)] == [1]
     else:
         assert rnic.prober.ledger.stray == 1
+
+
+@fuzz(100)
+@given(
+    st.lists(
+        st.binary(max_size=100)
+        | st.binary(max_size=100).map(lambda b: b"PM\x01" + b)
+        | HEADERS.map(lambda h: bytes(probe.encode(h)))
+        | st.builds(
+            lambda h, seq: bytes(probe.encode(h._replace(cluster=CLUSTER, source=1, list_version=1, seq=seq))),
+            HEADERS,
+            st.integers(1 << 31, (1 << 32) - 1),
+        ),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_nothing_is_lost_in_a_hail_of_other_packets(packets: list[bytes]) -> None:
+    """The prober's and the responder's counts of what they really exchanged stay exact."""
+    fabric = Fabric()
+    a, b = fabric.add(1), fabric.add(2)
+    FakeTransport(fabric, "far", "10.0.0.9")  # where the hail comes from
+    a.prober.apply_list(make_list(1, [peer(2, b)], flows=3), fabric.clock.now)
+    fabric.run(20 * MS)
+    for packet in packets:
+        fabric.run(3 * MS)
+        for rnic in (a, b):
+            rnic.receive(memoryview(packet), "10.0.0.9", 5, 0xC000, 0, 60, fabric.clock.stamp())
+    stop(a, fabric)
+    fabric.run(600 * MS)
+    counts = take(a, fabric)
+    assert counts["sent"] > 0
+    assert counts["sent"] == counts["arrived"] == counts["ack1"] == counts["ack2"]
+    assert not fabric.events
+    ours = [row for row in b.responder.take(fabric.clock.now) if row[0] == 1 and row[1] == a.epoch]
+    assert sum(row[5] for row in ours) == counts["sent"]
+    assert counts["rtt_max"] * 100 < 10 * LATENCY

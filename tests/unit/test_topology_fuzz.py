@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import tempfile
 
 import yaml
-from hypothesis import HealthCheck, given, settings
+from fuzzing import damaged, fuzz
+from hypothesis import given
 from hypothesis import strategies as st
 
 from topology import files
@@ -78,18 +80,32 @@ def survives(text: str) -> None:
         warnings(t)
 
 
+@fuzz(100)
 @given(st.text(max_size=200))
 def test_random_text(text: str) -> None:
     survives(text)
 
 
-@settings(max_examples=200, deadline=None)
+@fuzz(200)
+@given(st.binary(max_size=300) | damaged(st.sampled_from([s.encode() for s in SEEDS])))
+def test_raw_bytes_in_a_file(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        try:
+            t = files.load(file.name)
+        except files.TopologyError:
+            return
+    assert files.parse(files.dump(t)) == t
+
+
+@fuzz(200)
 @given(st.lists(st.sampled_from([*WORDS, *BASE.split()]), max_size=60).map(" ".join))
 def test_random_words_of_the_format(text: str) -> None:
     survives(text)
 
 
-@settings(max_examples=300, deadline=None)
+@fuzz(300)
 @given(
     st.sampled_from(SEEDS),
     st.lists(st.tuples(st.integers(0, 3000), st.integers(0, 9), st.sampled_from(WORDS)), min_size=1, max_size=4),
@@ -102,7 +118,7 @@ def test_edited_files(seed: str, edits: list[tuple[int, int, str]]) -> None:
     survives(text)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@fuzz(300)
 @given(
     st.integers(0, 2**32),
     st.recursive(scalars, lambda s: st.lists(s, max_size=3) | st.dictionaries(scalars, s, max_size=3), max_leaves=6),
