@@ -10,7 +10,7 @@ from controller.advice import steps
 from controller.clock import now_ns
 from controller.reach import Reach
 from pingmesh.incidents import Incident, rfc3339
-from pingmesh.messages import LinkSummary
+from pingmesh.messages import LinkSummary, Summary
 
 if TYPE_CHECKING:
     from controller.service import Controller
@@ -70,6 +70,7 @@ def concern(reach: Reach, hosts: Sequence[str]) -> Concern:
 def diagnose(c: Controller, hosts: Sequence[str], since_ns: int = 0) -> dict[str, object]:
     """Verdict, incidents, findings, coverage, evidence and next steps for these hosts (names of the topology)."""
     now = now_ns()
+    hosts = list(dict.fromkeys(hosts))
     around = concern(c.reach, hosts)
     incidents = [i for i in c.store.incidents(None, since_ns or now) if around.touches(i)]
     incidents.sort(key=lambda i: (i.state != "open", i.symptom == "agent_down", -i.confidence, i.opened_at))
@@ -109,6 +110,8 @@ def _lacking(c: Controller, around: Concern, hosts: Sequence[str], now: int) -> 
         out.append("the analyzer has not been heard of for 20 s")
     elif not c.enough_data:
         out.append("the analyzer has not enough data yet")
+    elif not (summary := c.fresh_summary(now)) or not _totals(_between(summary, around))[0]:
+        out.append("nothing has been measured between them in the last minute")
     running = c.registry.walking()
     out += [f"no agent runs on {h}" for h in hosts if h not in running]
     walks = [w for w in c.planner.coverage.links if w.link in around.links]
@@ -147,8 +150,8 @@ def _evidence(
     summary = c.fresh_summary(now)
     out: dict[str, object] = {}
     if verdict == "innocent" and summary:
-        sent, lost = _totals([x for x in summary.links if x.component in around.links])
-        where = f"on the {len(around.links)} directed links between them" if around.links else "inside their ToR"
+        sent, lost = _totals(_between(summary, around))
+        where = f"on the {len(around.links)} directed links between them" if around.links else "to or from their RNICs"
         out["summary"] = f"{lost} of {sent} probes and ACKs were lost {where} in the last {summary.span_s:.0f} s"
     if lacking:
         out["missing"] = list(lacking)
@@ -172,6 +175,13 @@ def _host(c: Controller, host: str, now: int) -> str:
     down = [r.device for r in c.topology.hosts[host] if (x := c.registry.rnics.get(r.name)) and not x.info.up]
     text = f"{host}: agent {agent.presence.value}, registered {heard:.0f} s ago, probed by {len(probers)} RNICs"
     return f"{text}; link down: {', '.join(down)}" if down else text
+
+
+def _between(summary: Summary, around: Concern) -> list[LinkSummary]:
+    """What crossed the switch links between them; under one ToR, what their RNICs sent and received."""
+    if around.links:
+        return [x for x in summary.links if x.component in around.links]
+    return [x for x in summary.rnics if x.component in around.rnics]
 
 
 def _totals(rows: Sequence[LinkSummary]) -> tuple[int, int]:

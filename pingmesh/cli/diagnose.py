@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask for a verdict and print it."""
-    hosts = [h.strip() for h in args.hosts.split(",") if h.strip()]
+    hosts = list(dict.fromkeys(h.strip() for h in args.hosts.split(",") if h.strip()))
     if not hosts:
         raise ConfigError("--hosts: names no host; write for example --hosts h1,h14.")
     answer = ask.get(controller_address(args.controller), "/diagnose", hosts=",".join(hosts), since=args.since)

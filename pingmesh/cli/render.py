@@ -234,7 +234,7 @@ def diagnosis_lines(diagnosis: Json, hosts: Sequence[str], now: datetime.datetim
         lines = [f"{head}: {_told(incidents[0], now)}"]
         lines += [f"{'also':>{len(head)}}: {_told(i, now)}" for i in incidents[1:]]
     elif verdict == "innocent":
-        lines = [f"{head}: nothing is wrong on the fabric between {between}"]
+        lines = [f"{head}: nothing is wrong on the fabric {'around' if len(hosts) == 1 else 'between'} {between}"]
     else:
         why = "; ".join(evidence.get("missing") or ()) or "too little was measured"
         lines = [f"{head} about {between}: {why}"]

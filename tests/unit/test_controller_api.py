@@ -131,7 +131,7 @@ def bench(built: Bench) -> Bench:
         built.c.db.execute("DELETE FROM findings")
     built.c.store.open.clear()
     built.verdicts()
-    built.summary(("leaf1->spine1", 600, 0))
+    built.summary(("leaf1->spine1", 600, 0), rnics=(("h1/rnic0", 900, 0),))
     return built
 
 
@@ -256,6 +256,22 @@ def test_diagnose_innocent_says_what_was_seen(bench: Bench) -> None:
     assert evidence["links_with_loss"] == ["spine1->leaf2: 1 of 601 lost in 60 s"]
     assert len(evidence["hosts"]) == 2
     assert found["next"]
+
+
+def test_nobody_is_innocent_of_what_was_not_measured(bench: Bench) -> None:
+    bench.summary(("elsewhere->x", 9, 0), rnics=(("h4/rnic0", 9, 0),))
+    for hosts in ("h1,h3", "h1,h2"):  # across the fabric, and under one ToR
+        found = bench.diagnose(hosts)
+        assert found["verdict"] == "insufficient_data"
+        assert "nothing has been measured between them" in found["next"][0]  # type: ignore[index]
+
+
+def test_diagnose_innocent_under_one_tor(bench: Bench) -> None:
+    found = bench.diagnose("h1,h2,h1")
+    evidence = found["evidence"]
+    assert isinstance(evidence, dict)
+    assert evidence["summary"] == "0 of 900 probes and ACKs were lost to or from their RNICs in the last 60 s"
+    assert len(evidence["hosts"]) == 2
 
 
 @pytest.mark.parametrize("enough", [True, False])
