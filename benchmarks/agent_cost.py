@@ -1,9 +1,14 @@
-"""What probing costs: the agent's data plane against a bare blocking loop of the same packets at the same pace.
+"""What the agent costs, against a bare blocking loop of the same packets at the same pace; what `pingmesh up` holds.
 
-Both run over veth pairs between two network namespaces made for the purpose. Measured per probe: user and system CPU
-of *both* ends (sending the probe, answering it twice, taking both ACKs). The bare loop only patches a sequence
-number into a ready frame: no ICRC, no stamps, no accounting, no schedule. The agent does all of it under asyncio and
-makes and encodes its report every five seconds. The MQTT client is not in the figures.
+All over veth pairs between two network namespaces made for the purpose. Measured per probe: user and system CPU of
+*both* ends (sending the probe, answering it twice, taking both ACKs). The bare loop only patches a sequence number
+into a ready frame: no ICRC, no stamps, no accounting, no schedule. The agent is the whole `pingmesh agent`: two of them
+probe each other and trace, and report to a broker (mosquitto where it is installed, else amqtt) on a network of its
+own; this program plays the controller. CPU is read from outside, between two moments, as are the packets on the
+cables: three a probe (and a tracing packet per second and RNIC, which the figures count as a third of a probe).
+
+Memory of `pingmesh up` (broker, controller, analyzer) is taken idle, with a fabric of 4 leaves, 4 spines and 16 hosts
+and without agents.
 
     benchmarks/agent_cost.py [--quick] [--json FILE]
 """
@@ -20,17 +25,42 @@ import platform
 import pstats
 import resource
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-WARM_UP_S = 2.0
+from pingmesh import topics
+from pingmesh.broker import broker_command, find_mosquitto
+from pingmesh.bus import Bus
+from pingmesh.config import BrokerSettings
+from pingmesh.messages import (
+    PROBER_COLUMNS,
+    Exceptions,
+    Flow,
+    Message,
+    Peer,
+    ProbeClass,
+    ProbeList,
+    Register,
+    Report,
+    decode,
+    encode,
+    unpack_columns,
+)
+
 FLOWS_PER_RNIC = 60
 CLUSTER = "bench"
-REPORT_S = 5.0
+BROKER = ("10.8.0.1", 1883)
+PACKETS_PER_PROBE = 3
+START_S = 15.0
+"""Within this time agents register and the parts of `pingmesh up` run."""
 
 
 def address(side: int, rnic: int) -> str:
@@ -49,12 +79,23 @@ def cpu_s() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def memory() -> dict[str, float]:
-    """RSS and PSS of this process in MiB."""
-    fields = dict(
-        line.split(":", 1) for line in Path("/proc/self/smaps_rollup").read_text().splitlines()[1:] if ":" in line
-    )
-    return {name.lower(): int(fields[name].split()[0]) / 1024 for name in ("Rss", "Pss")}
+def memory(pid: int) -> dict[str, float]:
+    """RSS and PSS of a process in MiB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    return {f"{name.lower()}_mib": int(fields[name].split()[0]) / 1024 for name in ("Rss", "Pss")}
+
+
+def cpu_of(pid: int) -> float:
+    """User and system CPU of another process in seconds, to the nanosecond (its `stat` counts hundredths)."""
+    return sum(int((t / "schedstat").read_text().split()[0]) for t in Path(f"/proc/{pid}/task").iterdir()) / 1e9
+
+
+def packets(rnics: int) -> int:
+    """Packets that have crossed the cables, both directions."""
+    cables = {device(0, i) for i in range(rnics)}
+    lines = (line.split() for line in Path("/proc/net/dev").read_text().splitlines())
+    return sum(int(w[2]) + int(w[10]) for w in lines if w[0].rstrip(":") in cables)
 
 
 def say(**what: object) -> None:
@@ -70,7 +111,7 @@ def bare_frame() -> bytearray:
     return bytearray(head + bytes(probe.SIZE + frames.TAIL))
 
 
-def bare_prober(rate: float, seconds: float) -> None:
+def bare_prober(rate: float, warm_up: float, seconds: float) -> None:
     from agent.transport.sockets import open_quiet
 
     quiet = open_quiet(device(0, 0), address(0, 0), 4)
@@ -81,8 +122,8 @@ def bare_prober(rate: float, seconds: float) -> None:
     sent = lost = 0
     start = due = time.monotonic()
     cpu0, counted = cpu_s(), False
-    while due < start + WARM_UP_S + seconds:
-        if not counted and due >= start + WARM_UP_S:
+    while due < start + warm_up + seconds:
+        if not counted and due >= start + warm_up:
             cpu0, sent, counted = cpu_s(), 0, True
         frame[52:56] = sent.to_bytes(4)
         s.sendto(frame, to)
@@ -98,12 +139,12 @@ def bare_prober(rate: float, seconds: float) -> None:
     quiet.close()
 
 
-def bare_responder(rate: float, seconds: float) -> None:
+def bare_responder(warm_up: float) -> None:
     from agent.transport.sockets import open_quiet
 
     quiet = open_quiet(device(1, 0), address(1, 0), 4)
     s = bare_socket(1)
-    s.settimeout(2.0)
+    s.settimeout(0.5)
     say(ready=True)
     to = (address(0, 0), 0)
     answered = 0
@@ -118,7 +159,7 @@ def bare_responder(rate: float, seconds: float) -> None:
             continue
         if start is None:
             start = time.monotonic()
-        if not cpu0 and time.monotonic() >= start + WARM_UP_S:
+        if not cpu0 and time.monotonic() >= start + warm_up:
             cpu0, answered = cpu_s(), 0
         frame = packet[20:]
         frame[31] = 1
@@ -141,110 +182,30 @@ def bare_socket(side: int) -> socket.socket:
     return s
 
 
-def agent(side: int, rnics: int, rate: float, seconds: float, profile: bool) -> None:
-    asyncio.run(run_agent(side, rnics, rate, seconds, profile))
+def profiled_agent(arguments: list[str]) -> None:
+    """`pingmesh agent` that profiles itself from SIGUSR1 to SIGUSR2, and then prints what it found."""
+    from agent import main as agent_main
 
-
-async def run_agent(side: int, rnics: int, rate: float, seconds: float, profile: bool) -> None:
-    from agent.engine import Engine
-    from agent.transport.soft import SoftTransport
-    from pingmesh.config import AgentSettings
-    from pingmesh.messages import (
-        PROBER_COLUMNS,
-        Flow,
-        Peer,
-        ProbeClass,
-        ProbeList,
-        Report,
-        encode,
-        unpack_columns,
-    )
-
-    loop = asyncio.get_running_loop()
-    transports = [SoftTransport(device(side, i), address(side, i)) for i in range(rnics)]
-    events: list[object] = []
-    settings = AgentSettings(max_rate=max(150.0, rate))
-    engine = Engine(settings, CLUSTER, f"h{side}", transports, on_event=events.append, loop=loop)
-    engine.start()
-    say(infos=[[i.gid, i.qpn, i.qkey, i.epoch] for i in engine.infos()])
-    others = json.loads(await loop.run_in_executor(None, sys.stdin.readline))
-    interval_us = round(1e6 * FLOWS_PER_RNIC / rate)
-    for i in range(rnics):
-        number, peer = 1 + side * rnics + i, 1 + (1 - side) * rnics + i
-        engine.apply_list(
-            ProbeList(
-                cluster=CLUSTER,
-                host=f"h{side}",
-                device=device(side, i),
-                number=number,
-                list_version=1,
-                classes=[ProbeClass()],
-                flows=[Flow(f, peer, 0xC000 + f, 0, 0, interval_us, 0) for f in range(FLOWS_PER_RNIC)],
-                peers=[Peer(peer, f"x/{i}", *others[i], 4096)],
-                max_rate=max(150.0, rate),
-            )
-        )
-    await asyncio.sleep(WARM_UP_S)
-    columns: list[bytes] = []
-    traffic = 0
     profiler = cProfile.Profile()
-    if profile:
-        profiler.enable()
-    # What left between the two moments, not what is in complete windows: so ask the transports.
-    before = sum(engine.probes_sent().values())
-    cpu0, wall0 = cpu_s(), time.monotonic()
-    reports = 0
-    while (left := wall0 + seconds - time.monotonic()) > 0:
-        await asyncio.sleep(min(REPORT_S, left))
-        rows, responder, until = engine.take_report()
-        reports += 1
-        report = Report(
-            cluster=CLUSTER,
-            host=f"h{side}",
-            boot=1,
-            seq=reports,
-            now_ns=engine.wall_ns(),
-            until_ns=until,
-            prober=rows,
-            responder=responder,
-        )
-        traffic += len(encode(report))
-        columns += [r.columns for r in rows]
-    cpu, wall = cpu_s() - cpu0, time.monotonic() - wall0
-    sent = sum(engine.probes_sent().values()) - before
-    profiler.disable()
-    rtt_sum = measured = lost = 0
-    for packed in columns:
-        c = unpack_columns(PROBER_COLUMNS, packed)
-        measured += sum(c[4])
-        lost += sum(c[5])
-        rtt_sum += sum(c[9])
-    top = ""
-    if profile:
+
+    def show_profile(*_: object) -> None:
+        profiler.disable()
         text = io.StringIO()
         pstats.Stats(profiler, stream=text).sort_stats("tottime").print_stats(22)
-        top = text.getvalue()
-    say(
-        cpu=cpu,
-        wall=wall,
-        probes=sent,
-        lost=lost,
-        rtt_us=rtt_sum / 10 / measured if measured else None,
-        report_bytes=traffic / max(1, reports),
-        events=len(events),
-        profile=top,
-        **memory(),
-    )
-    # The other side may still be measuring: keep answering.
-    await loop.run_in_executor(None, sys.stdin.readline)
-    engine.close()
+        say(profile=text.getvalue())
+
+    signal.signal(signal.SIGUSR1, lambda *_: profiler.enable())
+    signal.signal(signal.SIGUSR2, show_profile)
+    parser = argparse.ArgumentParser()
+    agent_main.add_arguments(parser)
+    sys.exit(agent_main.run(parser.parse_args(arguments)))
 
 
 # ---------------------------------------------------------------- the rig
 
 
 class Rig:
-    """Two namespaces (this process's own and another) and veth pairs between them."""
+    """Two namespaces (this process's own and another), veth pairs between them and a network for the broker."""
 
     def __init__(self, rnics: int) -> None:
         self.other = subprocess.Popen(
@@ -252,27 +213,93 @@ class Rig:
         )
         time.sleep(0.3)
         self.enter = ["nsenter", f"--net=/proc/{self.other.pid}/ns/net"]
-        run = subprocess.run
+        subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+        self._cable("mgmt0", "mgmt1", BROKER[0], "10.8.0.2", 24)
         for i in range(rnics):
-            a, b = device(0, i), device(1, i)
-            run(["ip", "link", "add", a, "mtu", "4200", "type", "veth", "peer", "name", b, "mtu", "4200"], check=True)
-            run(["ip", "link", "set", b, "netns", str(self.other.pid)], check=True)
-            for side, name, prefix in ((0, a, []), (1, b, self.enter)):
-                run([*prefix, "ip", "addr", "add", f"{address(side, i)}/31", "dev", name], check=True)
-                run([*prefix, "ip", "link", "set", name, "up"], check=True)
+            self._cable(device(0, i), device(1, i), address(0, i), address(1, i), 31)
+
+    def _cable(self, a: str, b: str, a_address: str, b_address: str, bits: int) -> None:
+        run = subprocess.run
+        run(["ip", "link", "add", a, "mtu", "4200", "type", "veth", "peer", "name", b, "mtu", "4200"], check=True)
+        run(["ip", "link", "set", b, "netns", str(self.other.pid)], check=True)
+        for name, own, prefix in ((a, a_address, []), (b, b_address, self.enter)):
+            run([*prefix, "ip", "addr", "add", f"{own}/{bits}", "dev", name], check=True)
+            run([*prefix, "ip", "link", "set", name, "up"], check=True)
 
     def spawn(self, side: int, *argv: object) -> subprocess.Popen[str]:
+        """A part of this program in one of the namespaces."""
         prefix = self.enter if side else []
         return subprocess.Popen(
-            [*prefix, sys.executable, __file__, "--part", *map(str, argv)],
-            stdin=subprocess.PIPE,
+            [*prefix, sys.executable, __file__, "--part", *map(str, argv)], stdout=subprocess.PIPE, text=True
+        )
+
+    def spawn_agent(self, side: int, rnics: int, rate: float, profile: bool) -> subprocess.Popen[str]:
+        """An agent, free to use what CPU it needs: its own budget would slow it down."""
+        prefix = self.enter if side else []
+        program = [__file__, "--part", "profiled_agent"] if profile else ["-m", "pingmesh", "agent"]
+        devices = ",".join(device(side, i) for i in range(rnics))
+        arguments = ["--host", f"h{side}", "--devices", devices, "--broker", f"{BROKER[0]}:{BROKER[1]}"]
+        environment = {
+            "PINGMESH_AGENT__CPU_BUDGET": "1",
+            "PINGMESH_AGENT__MAX_RATE": str(max(150.0, rate)),
+            "PINGMESH_CLUSTER": CLUSTER,
+        }
+        return subprocess.Popen(
+            [*prefix, sys.executable, *program, *arguments, "--log-level", "error"],
             stdout=subprocess.PIPE,
             text=True,
+            env=os.environ | environment,
         )
 
     def close(self) -> None:
         self.other.kill()
         self.other.wait()
+
+
+@dataclass
+class Heard:
+    """What the agents say, by the broker."""
+
+    registered: dict[str, Register] = field(default_factory=dict)
+    report_bytes: list[int] = field(default_factory=list)
+    lost: int = 0
+    rtt_sum: int = 0
+    measured: int = 0
+    exceptions: int = 0
+
+    def take(self, topic: topics.Topic, payload: bytes) -> None:
+        m = decode(payload, Message, topic.host, topic.cluster)
+        match m:
+            case Register():
+                self.registered[m.host] = m
+            case Report():
+                self.report_bytes.append(len(payload))
+                for rows in m.prober:
+                    c = unpack_columns(PROBER_COLUMNS, rows.columns)
+                    self.measured += sum(c[4])
+                    self.lost += sum(c[5])
+                    self.rtt_sum += sum(c[9])
+            case Exceptions():
+                self.exceptions += len(m.events)
+            case _:
+                pass
+
+
+@asynccontextmanager
+async def controller() -> AsyncIterator[tuple[Bus, Heard]]:
+    """This program in the controller's place."""
+    heard = Heard()
+    settings = BrokerSettings(host=BROKER[0], port=BROKER[1])
+    kinds = (topics.REGISTER, topics.REPORT, topics.EXCEPTION)
+    bus = Bus(settings, "bench", [f"{topics.ROOT}/{CLUSTER}/+/{k}" for k in kinds], heard.take)
+    task = asyncio.create_task(bus.run())
+    try:
+        async with asyncio.timeout(START_S):
+            await bus.connected.wait()
+        yield bus, heard
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 def read(process: subprocess.Popen[str]) -> dict[str, object]:
@@ -289,10 +316,10 @@ def number(figures: dict[str, object], name: str) -> float:
     return float(value)
 
 
-def measure_bare(rig: Rig, rate: float, seconds: float) -> dict[str, float]:
-    responder = rig.spawn(1, "bare_responder", rate, seconds)
+def measure_bare(rig: Rig, rate: float, warm_up: float, seconds: float) -> dict[str, float]:
+    responder = rig.spawn(1, "bare_responder", warm_up)
     read(responder)
-    prober = rig.spawn(0, "bare_prober", rate, seconds)
+    prober = rig.spawn(0, "bare_prober", rate, warm_up, seconds)
     p, r = read(prober), read(responder)
     prober.wait()
     responder.wait()
@@ -300,30 +327,107 @@ def measure_bare(rig: Rig, rate: float, seconds: float) -> dict[str, float]:
     return {"us_per_probe": per * 1e6, "rate": number(p, "probes") / seconds, "lost": number(p, "lost")}
 
 
-def measure_agents(rig: Rig, rnics: int, rate: float, seconds: float, profile: bool = False) -> dict[str, object]:
+def probe_list(host: str, own: Register, other: Register, rate: float, i: int, side: int) -> ProbeList:
+    """All flows of an RNIC go to the one at the other end of its cable; one of them is traced."""
+    rnics = len(own.rnics)
+    peer = 1 + (1 - side) * rnics + i
+    far = other.rnics[i]
+    interval_us = round(1e6 * FLOWS_PER_RNIC / rate)
+    return ProbeList(
+        cluster=CLUSTER,
+        host=host,
+        device=device(side, i),
+        number=1 + side * rnics + i,
+        list_version=1,
+        classes=[ProbeClass()],
+        flows=[Flow(f, peer, 0xC000 + f, 0, 0, interval_us, 2) for f in range(FLOWS_PER_RNIC)],
+        peers=[Peer(peer, f"{other.host}/{far.device}", far.gid, far.qpn, far.qkey, far.epoch, far.mtu)],
+        max_rate=max(150.0, rate),
+    )
+
+
+async def measure_agents(
+    rig: Rig, rnics: int, rate: float, warm_up: float, seconds: float, profile: bool = False
+) -> dict[str, object]:
     """Two agents that probe each other; `rate` per RNIC. Each answers as much as it sends."""
-    pair = [rig.spawn(side, "agent", side, rnics, rate, seconds, int(profile and side == 0)) for side in (0, 1)]
-    infos = [read(p)["infos"] for p in pair]
-    for p, other in zip(pair, reversed(infos), strict=True):
-        assert p.stdin is not None
-        p.stdin.write(json.dumps(other) + "\n")
-        p.stdin.flush()
-    figures = [read(p) for p in pair]
-    for p in pair:
-        p.communicate("\n")
-    probes = sum(number(f, "probes") for f in figures)
-    cpu = sum(number(f, "cpu") for f in figures)
+    async with controller() as (bus, heard):
+        agents = [rig.spawn_agent(side, rnics, rate, profile and side == 0) for side in (0, 1)]
+        pids = [a.pid for a in agents]
+        try:
+            until = time.monotonic() + START_S
+            while len(heard.registered) < 2 or any(len(r.rnics) < rnics for r in heard.registered.values()):
+                if time.monotonic() > until or any(a.poll() is not None for a in agents):
+                    raise SystemExit("an agent did not register")
+                await asyncio.sleep(0.05)
+            for side, host in enumerate(("h0", "h1")):
+                own, other = heard.registered[host], heard.registered[f"h{1 - side}"]
+                for i in range(rnics):
+                    message = probe_list(host, own, other, rate, i, side)
+                    await bus.publish(topics.Topic(CLUSTER, host, topics.LIST, message.device), encode(message), qos=1)
+            await asyncio.sleep(warm_up)
+            if profile:
+                os.kill(pids[0], signal.SIGUSR1)
+            before, cpu0, wall0 = packets(rnics), [cpu_of(p) for p in pids], time.monotonic()
+            await asyncio.sleep(seconds)
+            wall = time.monotonic() - wall0
+            probes = (packets(rnics) - before) / PACKETS_PER_PROBE
+            cpu = [cpu_of(p) - c for p, c in zip(pids, cpu0, strict=True)]
+            if profile:
+                os.kill(pids[0], signal.SIGUSR2)
+            held = [memory(p) for p in pids]
+        finally:
+            for a in agents:
+                a.terminate()
+            # Their last reports still come.
+            said = await asyncio.gather(*(asyncio.to_thread(a.communicate) for a in agents))
     return {
-        "us_per_probe": cpu / probes * 1e6,
-        "rate": number(figures[0], "probes") / number(figures[0], "wall"),
-        "core_share": cpu / sum(number(f, "wall") for f in figures),
-        "lost": sum(number(f, "lost") for f in figures),
-        "rtt_us": figures[0]["rtt_us"],
-        "report_bytes": figures[0]["report_bytes"],
-        "rss_mib": max(number(f, "rss") for f in figures),
-        "pss_mib": max(number(f, "pss") for f in figures),
-        "profile": figures[0]["profile"],
+        "us_per_probe": sum(cpu) / probes * 1e6,
+        "rate": probes / wall / 2,
+        "core_share": sum(cpu) / 2 / wall,
+        "lost": heard.lost,
+        "exceptions": heard.exceptions,
+        "rtt_us": heard.rtt_sum / 10 / heard.measured if heard.measured else None,
+        "reports": len(heard.report_bytes),
+        "report_bytes": max(heard.report_bytes, default=0),
+        "rss_mib": max(h["rss_mib"] for h in held),
+        "pss_mib": max(h["pss_mib"] for h in held),
+        "profile": json.loads(said[0][0])["profile"] if profile else "",
     }
+
+
+def measure_up(directory: Path, idle_s: float) -> dict[str, dict[str, float]]:
+    """RSS and PSS of each process of `pingmesh up` in MiB, and in all."""
+    from topology import files
+    from topology.generate import leaf_spine
+
+    fabric = directory / "topology.yaml"
+    fabric.write_text(files.dump(leaf_spine(4, 4, 4, 1)))
+    argv = ["up", "--topology", str(fabric), "--state", str(directory / "up"), "--port", "1884"]
+    up = subprocess.Popen(
+        [sys.executable, "-m", "pingmesh", *argv, "--listen", f"unix:{directory}/api.sock", "--log-level", "warning"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert up.stdout is not None
+        for line in up.stdout:
+            if "ready:" in line:
+                break
+        else:
+            raise SystemExit("pingmesh up did not come up")
+        time.sleep(idle_s)
+        children = Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split()
+        found = {"up": memory(up.pid)}
+        for child in map(int, children):
+            words = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+            name = next((w for w in ("controller", "analyzer") if w in words), "broker")
+            found[name] = memory(child)
+        assert set(found) == {"up", "broker", "controller", "analyzer"}, found
+    finally:
+        up.terminate()
+        up.communicate()
+    found["all"] = {k: sum(m[k] for m in found.values()) for k in ("rss_mib", "pss_mib")}
+    return found
 
 
 def show(label: str, figures: dict[str, object]) -> None:
@@ -331,21 +435,25 @@ def show(label: str, figures: dict[str, object]) -> None:
     print(f"  {label:<34} {us:7.0f} us CPU per probe, both ends, at {rate:.0f} probes/s; {lost:.0f} lost", flush=True)
 
 
+def part(name: str, rest: list[str]) -> None:
+    """What runs in a process of its own."""
+    parts: dict[str, Callable[[], None]] = {
+        "bare_prober": lambda: bare_prober(*map(float, rest)),
+        "bare_responder": lambda: bare_responder(float(rest[0])),
+        "profiled_agent": lambda: profiled_agent(rest),
+    }
+    parts[name]()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="shorter runs, under 50 s in all")
+    parser.add_argument("--quick", action="store_true", help="shorter runs and no profile, under 50 s in all")
     parser.add_argument("--json", metavar="FILE", help="write the figures here")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--part", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.part:
-        name, *rest = args.part
-        parts: dict[str, Callable[[], None]] = {
-            "bare_prober": lambda: bare_prober(float(rest[0]), float(rest[1])),
-            "bare_responder": lambda: bare_responder(float(rest[0]), float(rest[1])),
-            "agent": lambda: agent(int(rest[0]), int(rest[1]), float(rest[2]), float(rest[3]), rest[4] == "1"),
-        }
-        parts[name]()
+        part(args.part[0], args.part[1:])
         return 0
     if not args.inside:
         if shutil.which("unshare") is None or shutil.which("nsenter") is None:
@@ -354,61 +462,71 @@ def main() -> int:
         own_user = [] if os.geteuid() == 0 else ["--map-root-user"]
         argv = ["unshare", *own_user, "--net", sys.executable, __file__, "--inside", *sys.argv[1:]]
         return subprocess.run(argv, check=False).returncode
-
-    seconds = 4.0 if args.quick else 30.0
-    rig = Rig(8)
-    try:
-        result: dict[str, object] = {"python": platform.python_version(), "kernel": platform.release()}
-        result |= {
-            "cores": os.cpu_count(),
-            "load_before": os.getloadavg()[0],
-            "seconds": seconds,
-            "mqtt": "not included",
-        }
-        print("100 probes/s, one RNIC")
-        bare_slow = measure_bare(rig, 100, seconds)
-        show("bare loop", dict(bare_slow))
-        slow = measure_agents(rig, 1, 100, seconds)
-        show("agent", slow)
-        ratio_slow = number(slow, "us_per_probe") / bare_slow["us_per_probe"]
-        print(f"  ratio {ratio_slow:.2f} (target 2.5)")
-        print("1,200 probes/s per agent, one RNIC")
-        bare_fast = measure_bare(rig, 1200, seconds)
-        show("bare loop", dict(bare_fast))
-        fast = measure_agents(rig, 1, 1200, seconds)
-        show("agent", fast)
-        ratio_fast = number(fast, "us_per_probe") / bare_fast["us_per_probe"]
-        print(f"  ratio {ratio_fast:.2f} (target 1.5)")
-        print("1,200 probes/s per agent, 8 RNICs at 150 each")
-        eight = measure_agents(rig, 8, 150, seconds)
-        show("agent", eight)
-        ratio_eight = number(eight, "us_per_probe") / bare_fast["us_per_probe"]
-        print(f"  ratio {ratio_eight:.2f} to the bare loop on one socket")
-        share = number(eight, "core_share")
-        print(f"  one agent, probing and answering: {share:.1%} of a core (target 20 %)")
-        print(f"  RSS {eight['rss_mib']:.1f} MiB, PSS {eight['pss_mib']:.1f} MiB (target 40 RSS, MQTT not loaded)")
-        profiled = measure_agents(rig, 8, 150, 5.0, profile=True)
-        print("where it goes (cProfile, side that probes and answers 1,200/s; the profiler itself costs much):")
-        print(profiled["profile"])
-        for figures in (slow, fast, eight):
-            del figures["profile"]
-        result |= {
-            "bare_100": bare_slow,
-            "agent_100": slow,
-            "ratio_100": ratio_slow,
-            "bare_1200": bare_fast,
-            "agent_1200": fast,
-            "ratio_1200": ratio_fast,
-            "agent_8x150": eight,
-            "ratio_8x150": ratio_eight,
-            "core_share_8x150": share,
-            "load_after": os.getloadavg()[0],
-        }
-        if args.json:
-            Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
-    finally:
-        rig.close()
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as directory:
+        result = measure(Path(directory), args.quick)
+    result |= {"load_before": load_before, "load_after": os.getloadavg()[0]}
+    if args.json:
+        Path(args.json).write_text(json.dumps(result, indent=2) + "\n")
     return 0
+
+
+def measure(directory: Path, quick: bool) -> dict[str, object]:
+    warm_up, seconds = (1.0, 5.0) if quick else (2.0, 30.0)
+    broker_name = "mosquitto" if find_mosquitto() else "amqtt (mosquitto is not installed)"
+    print(f"broker: {broker_name}; machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    result: dict[str, object] = {
+        "python": platform.python_version(),
+        "kernel": platform.release(),
+        "cores": os.cpu_count(),
+        "seconds": seconds,
+        "broker": broker_name,
+    }
+    rig = Rig(8)
+    broker = subprocess.Popen(broker_command(*BROKER, directory / "broker"), stderr=subprocess.DEVNULL)
+    try:
+        result |= measure_rates(rig, warm_up, seconds)
+        if not quick:
+            profiled = asyncio.run(measure_agents(rig, 8, 150, warm_up, 5.0, profile=True))
+            print("where it goes (cProfile, side that probes and answers 1,200/s; the profiler itself costs much):")
+            print(profiled["profile"])
+            result["profile"] = profiled["profile"]
+        up = measure_up(directory, 2.0 if quick else 10.0)
+        print("pingmesh up, idle, 4 leaves x 4 spines x 16 hosts")
+        for name, m in up.items():
+            print(f"  {name:<34} RSS {m['rss_mib']:6.1f} MiB, PSS {m['pss_mib']:6.1f} MiB")
+        result["up"] = up
+    finally:
+        broker.terminate()
+        broker.wait()
+        rig.close()
+    return result
+
+
+def measure_rates(rig: Rig, warm_up: float, seconds: float) -> dict[str, object]:
+    """Agents and bare loops at the two rates, and an agent of eight RNICs."""
+    result: dict[str, object] = {}
+    bare_fast: dict[str, float] = {}
+    for rate, target in ((100, 2.5), (1200, 1.5)):
+        print(f"{rate:,} probes/s per agent, one RNIC, probing and answering")
+        bare_fast = measure_bare(rig, rate, warm_up, seconds)
+        show("bare loop", dict(bare_fast))
+        one = asyncio.run(measure_agents(rig, 1, rate, warm_up, seconds))
+        show("agent", one)
+        ratio = number(one, "us_per_probe") / bare_fast["us_per_probe"]
+        print(f"  ratio {ratio:.2f} (target {target})")
+        del one["profile"]
+        result |= {f"bare_{rate}": bare_fast, f"agent_{rate}": one, f"ratio_{rate}": ratio}
+    print("1,200 probes/s per agent, 8 RNICs at 150 each, probing and answering")
+    eight = asyncio.run(measure_agents(rig, 8, 150, warm_up, seconds))
+    show("agent", eight)
+    ratio = number(eight, "us_per_probe") / bare_fast["us_per_probe"]
+    share = number(eight, "core_share")
+    print(f"  ratio {ratio:.2f} to the bare loop on one socket")
+    print(f"  one agent: {share:.1%} of a core (target 20 %)")
+    print(f"  RSS {eight['rss_mib']:.1f} MiB (target 40), PSS {eight['pss_mib']:.1f} MiB")
+    del eight["profile"]
+    return result | {"agent_8x150": eight, "ratio_8x150": ratio, "core_share_8x150": share}
 
 
 if __name__ == "__main__":
