@@ -39,9 +39,9 @@ def isolated_command(argv: Sequence[str]) -> list[str]:
 
 
 def enter_command(record: LabRecord, argv: Sequence[str]) -> list[str]:
-    """The command line that runs `argv` inside a running lab, from outside."""
+    """The command line that runs `argv` inside a running lab, from outside; also where both are in a chroot."""
     user = ["--user", "--preserve-credentials"] if record.user_namespace else []
-    return ["nsenter", "--target", str(record.pid), *user, "--mount", "--net", "--pid", "--", *argv]
+    return ["nsenter", "--target", str(record.pid), *user, "--mount", "--root", "--net", "--pid", "--", *argv]
 
 
 def settle() -> LabRecord:

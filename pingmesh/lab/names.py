@@ -10,6 +10,8 @@ from topology.model import Topology
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.+-]{1,15}")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,63}")
+MAX_HOSTS = 1000
+"""Each has a port of the management network's bridge, and the kernel's bridge has 1024."""
 RESERVED = frozenset({"lo", "mgmt0", "mgmt", "all", "default", ".", ".."})
 
 
@@ -30,6 +32,8 @@ def switch_interfaces(topology: Topology) -> dict[tuple[str, str], str]:
 
 def check(topology: Topology) -> None:
     """Refuse, in one sentence, a topology that cannot become a lab."""
+    if len(topology.hosts) > MAX_HOSTS:
+        raise LabError(f"{len(topology.hosts)} hosts are too many for a lab on one machine: {MAX_HOSTS} at most")
     for node in (*topology.switches, *topology.hosts):
         if not _NODE.fullmatch(node):
             raise LabError(f"{node!r} cannot be the name of a namespace: use letters, digits and any of _ . + -")

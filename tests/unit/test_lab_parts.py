@@ -65,6 +65,12 @@ links: [{a: leaf1, b: spine1, a_address: 172.16.0.0, b_address: 172.16.0.1}]
         names.check(changed)
 
 
+def test_more_hosts_than_the_management_bridge_has_ports_are_refused() -> None:
+    names.check(leaf_spine(10, 1, 100, 1))
+    with pytest.raises(LabError, match="1001 hosts are too many for a lab on one machine: 1000 at most"):
+        names.check(leaf_spine(11, 1, 91, 1))
+
+
 def test_every_router_has_a_seed_of_its_own() -> None:
     seeds = {router_seed(lab, f"leaf{n}") for lab in range(4) for n in range(500)}
     assert len(seeds) == 2000
