@@ -238,6 +238,11 @@ class FlowBook:
             return self.path_set(flow.src, flow.dst)
         return self.path_set(flow.dst, flow.src)
 
+    def last_seen_paths(self, flow: Flow, role: int, when: int) -> PathSet:
+        """The path of the last trace where the packets left after it, without doubting that it lasts."""
+        record = self._paths.get((role, flow.key))
+        return record.paths if record is not None and when >= record.since else self.paths_at(flow, role, when)
+
     def record(self, flow: Flow, role: int) -> PathRecord | None:
         """What tracing knows of a tuple."""
         return self._paths.get((role, flow.key))

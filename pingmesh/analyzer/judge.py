@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pingmesh.analyzer.candidates import Candidate, candidates_of
-from pingmesh.analyzer.flows import ACK, FlowBook
+from pingmesh.analyzer.flows import ACK, FlowBook, Walk
 from pingmesh.analyzer.host_rules import SECOND, HostView, judge_hosts
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.localise import Localiser, Suspect
@@ -19,7 +19,9 @@ from pingmesh.messages import FindingReport, Verdict
 from topology.model import Link, Topology
 
 HOST_EVIDENCE_NS = 15 * SECOND
-WINDOW_MARGIN_NS = SECOND
+WINDOW_MARGIN_NS = SECOND // 4
+"""Windows that began so long before an episode count in it: at most a twentieth of their packets is older than the
+fault, so that a black hole is not taken for a part's loss."""
 QUIET_WALK_NS = 45 * SECOND
 UNWALKED_LOG_CHANCE = math.log(1e-4)
 MIN_LOST = 3
@@ -195,6 +197,8 @@ class Judge:
             self._fold(out, [k.name for k in links], self._switch_verdict(switch, links, since))
             down = [k for k in down if k not in links]
         for link in down:
+            if any(self._may_be_whole(end, walk) for end in (link.a, link.b)):
+                out.unsettled.add(link.name)
             tuples = sum(walk[e].left for e in (link.forward.name, link.reverse.name) if e in walk)
             self._fold(out, [], self._down_verdict(link, since, tuples))
 
@@ -207,6 +211,13 @@ class Judge:
             if n >= 2 and n == every[switch] and not under:
                 whole[switch] = [k for k in down if switch in (k.a, k.b)]
         return whole
+
+    def _may_be_whole(self, switch: str, walk: Mapping[str, Walk]) -> bool:
+        """Whether no link of a switch is known to be walked still: it may be down as a whole."""
+        if any(True for _ in self._topology.rnics_under(switch)):
+            return False
+        walked = (walk[d.name].walkers for d in self._topology.out_links[switch] if d.name in walk)
+        return not any(walked)
 
     def _fold(self, out: Judgement, parts: list[str], verdict: Verdict) -> None:
         """Put a verdict in the place of those about the same component or its parts."""

@@ -418,8 +418,10 @@ class Analyzer:
         sent = lost = 0
         delayed = 0
         for s in self._store.since(track.last_bad):
-            paths = paths_of(self._book, s.flow, s.role, s.start)
-            if crosses(paths, track.elements):
+            if s.role == ROUND_TRIP:
+                continue
+            # Tuples that have come back to the component speak for it at once.
+            if crosses(self._book.last_seen_paths(s.flow, s.role, s.start), track.elements):
                 sent += s.sent
                 lost += s.lost
                 delayed += s.rtt_ns > SLOW_NS
