@@ -64,7 +64,9 @@ class ProberCounts:
 
     def take(self, list_version: int, window: int) -> bytes:
         """PROBER_COLUMNS of what happened in a window since it was last taken; empty if nothing."""
-        taken = [(i, *c) for i, row in self._tables[list_version, window].items() if (c := row.take()) is not None]
+        taken = [
+            (i, *c) for i, row in self._tables.get((list_version, window), {}).items() if (c := row.take()) is not None
+        ]
         return pack_columns(PROBER_COLUMNS, list(zip(*taken, strict=True))) if taken else b""
 
     def forget(self, list_version: int, window: int) -> None:
