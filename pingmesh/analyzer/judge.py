@@ -182,7 +182,7 @@ class Judge:
         def gone(element: str) -> float:
             """Log probability that a sound link would look so deserted; 0 if it does not."""
             w = walk.get(element)
-            if element not in self._walked or w is None or w.walkers or not w.left:
+            if element not in self._walked or w is None or w.walkers or not w.left or w.left < 2 * w.unseen:
                 return 0.0
             return w.log_chance
 
