@@ -20,6 +20,7 @@ class Findings:
         self._reports: dict[tuple[str, str], FindingReport] = {}
         self._seen: dict[tuple[str, str], int] = {}
         self._mismatched: dict[str, int] = {}
+        self._steps: dict[str, int] = {}
 
     def note(self, kind: str, subject: str, text: str, now: int) -> None:
         """A finding holds now."""
@@ -39,8 +40,9 @@ class Findings:
             )
 
     def clock(self, host: str, offset_ns: int, steps: int, now: int) -> None:
-        """The agent's clock against ours, and steps that it saw itself."""
-        if steps:
+        """The agent's clock against ours, and how many steps it has seen itself since it started."""
+        before, self._steps[host] = self._steps.get(host, 0), steps
+        if steps > before:
             self.note("clock_skew", host, f"The wall clock of {host} was stepped: check its time service.", now)
         elif abs(offset_ns) > SKEW_NS:
             self.note(

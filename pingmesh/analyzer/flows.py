@@ -26,6 +26,7 @@ PROBE, ACK = 0, 1
 _VERSIONS_KEPT = 3
 _CHANGES_KEPT = 12
 _MOST_HOPS = 32
+_STAYED: frozenset[str] = frozenset()
 UNSTABLE_NS = 60 * 1_000_000_000
 """For this long after a tuple was seen to move, its earlier paths are possible too."""
 
@@ -37,7 +38,6 @@ class Flow:
     key: FlowKey
     src: str
     dst: str
-    dst_number: int
     sport: int
     cls: int
     cls_name: str
@@ -146,7 +146,6 @@ class FlowBook:
                 key,
                 source,
                 names[f.peer],
-                f.peer,
                 f.sport,
                 f.cls,
                 message.classes[f.cls].name,
@@ -188,36 +187,37 @@ class FlowBook:
         r = self.topology.rnics.get(rnic)
         return r.legs[0].switch if r else None
 
-    def add_path(self, traced: TracedPath, at: int) -> bool:
-        """Take over a traced path seen at `at`; True if the tuple walks differently now."""
+    def add_path(self, traced: TracedPath, at: int) -> frozenset[str]:
+        """Take over a path traced at a time; returns the elements that the tuple has left since its last trace."""
         key = (traced.rnic, traced.list_version, traced.index)
         flow = self.flows.get(key)
         hops = [(ttl, address) for ttl, address in traced.hops if 1 <= ttl <= _MOST_HOPS]
         if flow is None or traced.role not in (PROBE, ACK) or all(a is None for _, a in hops):
-            return False
+            return _STAYED
         a, b = (flow.src, flow.dst) if traced.role == PROBE else (flow.dst, flow.src)
         ta, tb = self.tor(a), self.tor(b)
         if ta is None or tb is None:
-            return False
+            return _STAYED
         found = path_from_hops(self.topology, ta, tb, hops)
         if not found:
             self.mismatches[key] = ", ".join(f"TTL {t}: {addr}" for t, addr in hops)
-            return False
+            return _STAYED
         self.mismatches.pop(key, None)
         paths = tuple(path_elements(self.topology, a, b, p) for p in found)
         record = self._paths.get((traced.role, key))
         if record is None:
             self._paths[traced.role, key] = PathRecord([(at, paths)], at)
             self._index = None
-            return True
+            return _STAYED
         if record.confirmed > at:
-            return False
+            return _STAYED
         record.confirmed = at
         if paths == record.paths or (len(paths) > 1 and set(record.paths) <= set(paths)):
-            return False
+            return _STAYED
+        left = frozenset(e for p in record.paths for e in p) - frozenset(e for p in paths for e in p)
         record.move(at, paths)
         self._index = None
-        return True
+        return left
 
     def path_set(self, src: str, dst: str) -> PathSet:
         """Every path that ECMP may choose between two RNICs; empty if one is not in the topology."""
@@ -284,7 +284,12 @@ class FlowBook:
         shares: dict[tuple[str, str], dict[str, float]] = {}
         for (role, key), record in self._paths.items():
             flow = self.flows.get(key)
-            if flow is None or record.confirmed < since or len(record.paths) != 1:
+            if flow is None or len(record.paths) != 1:
+                continue
+            if record.confirmed < since:
+                if key[1] == self.latest.get(key[0]):
+                    for e in record.paths[0][1:-1]:
+                        out[e].unseen += 1
                 continue
             for e in record.paths[0][1:-1]:
                 out[e].walkers += 1
@@ -316,6 +321,7 @@ class Walk:
     """Tuples traced on a link, those that left it, and the log probability that all who moved missed it by chance."""
 
     walkers: int = 0
+    unseen: int = 0
     left: int = 0
     log_chance: float = 0.0
 

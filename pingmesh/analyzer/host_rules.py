@@ -20,6 +20,8 @@ SILENT_NS = 1 * SECOND
 SILENT_QUESTIONS = 3
 DIED_GRACE_NS = 1 * SECOND
 """Time for an agent whose connection broke to come back."""
+UNPROBED_NS = 15 * SECOND
+"""The same where nothing shows yet whether it answers probes: a retained will may be an old one."""
 STARVED_NS = 5 * SECOND
 SETTLE_REBOOT_NS = 3 * SECOND
 CARRIER_GRACE_NS = SECOND // 2
@@ -54,6 +56,8 @@ def judge_hosts(book: HostBook, topology: Topology, samples: Iterable[Sample], n
         if s.role != 1:
             reached[s.flow.dst_host].append((s.start, s.sent, s.lost))
     for host in book.hosts.values():
+        if host.name not in topology.hosts:
+            continue  # nobody probes it, and a node that was taken out is no fault
         _judge_host(host, book, reached.get(host.name, []), now, view)
     _judge_carriers(book, topology, now, view)
     for name in view.excluded:
@@ -91,7 +95,7 @@ def _judge_host(host: Host, book: HostBook, reached: list[tuple[int, int, int]],
         sent, arrived = _answers(reached, host.state_since)
         if arrived:
             view.findings.append(_unreachable(host, "its agent's connection to the broker broke"))
-        elif now - host.state_since >= DIED_GRACE_NS:
+        elif now - host.state_since >= (DIED_GRACE_NS if sent else UNPROBED_NS):
             view.verdicts.append(_agent_down(host, sent))
         else:
             view.undecided.add(host.name)

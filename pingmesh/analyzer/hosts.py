@@ -12,6 +12,8 @@ STARVED_LAG_MS = 250.0
 
 _SECOND = 1_000_000_000
 
+OFFSET_SPAN_NS = 30 * _SECOND
+
 COME_BACK_NS = 30 * _SECOND
 """Time for every agent to find the broker again after an outage."""
 
@@ -38,12 +40,23 @@ class Host:
     seqs: deque[int] = field(default_factory=lambda: deque(maxlen=32))
     """Reports taken lately: one that got no acknowledgement is sent again."""
     offset: int = 0
-    """Analyzer's clock minus the agent's, from the latest message."""
+    """Analyzer's clock minus the agent's, from the message that took the least time of the last minutes: a report that
+    waited for the broker says nothing of the clocks."""
+    offsets: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=8))
+    """(span, least offset seen in it)."""
     down: dict[str, int] = field(default_factory=dict)
     """Devices whose link is down, and since when we know."""
     dark: deque[tuple[str, int, int]] = field(default_factory=lambda: deque(maxlen=64))
     """(device, from, to) of the times without link that are over: what was lost then is explained."""
     restarts: deque[int] = field(default_factory=lambda: deque(maxlen=8))
+
+    def note_clock(self, now: int, agent_now: int) -> None:
+        """Take in the agent's clock as a message tells it."""
+        span, offset = now // OFFSET_SPAN_NS, now - agent_now
+        if self.offsets and self.offsets[-1][0] == span:
+            offset = min(offset, self.offsets.pop()[1])
+        self.offsets.append((span, offset))
+        self.offset = min(o for _, o in self.offsets)
 
     def starved(self, since: int) -> float:
         """Longest stall reported since a time, in milliseconds; 0 if none was."""
@@ -112,19 +125,27 @@ class HostBook:
             host.rebooted = now
             host.stalls.clear()
             host.seqs.clear()
+            host.offsets.clear()
         if retained:
             return
-        if not is_new and host.silent_since and now - host.silent_since > _SECOND // 2:
+        was_silent = bool(host.silent_since) and now - host.silent_since > _SECOND // 2
+        if was_silent and not is_new and not self._most_are_silent():
             # It was silent and is the same process: it was stalled, not dead.
             host.stalls.append((now, (now - host.silent_since) / 1e6))
         host.heard = now
         host.unanswered = 0
         host.silent_since = 0
         if agent_now:
-            host.offset = now - agent_now
+            host.note_clock(now, agent_now)
         if host.state != "online":
             host.state = "online"
             host.state_since = now
+
+    def _most_are_silent(self) -> bool:
+        """Whether it is rather the broker that kept everybody waiting."""
+        online = [h for h in self.hosts.values() if h.state == "online"]
+        silent = sum(1 for h in online if h.silent_since)
+        return silent >= 3 and 2 * silent > len(online)
 
     def on_health(self, name: str, health: Health, now: int) -> None:
         """Health from a report, an exception or an answer."""

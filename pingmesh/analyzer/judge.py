@@ -22,7 +22,6 @@ HOST_EVIDENCE_NS = 15 * SECOND
 WINDOW_MARGIN_NS = SECOND // 4
 """Windows that began so long before an episode count in it: at most a twentieth of their packets is older than the
 fault, so that a black hole is not taken for a part's loss."""
-QUIET_WALK_NS = 45 * SECOND
 UNWALKED_LOG_CHANCE = math.log(1e-4)
 MIN_LOST = 3
 SLOW_NS = 2_000_000
@@ -71,8 +70,8 @@ class Judge:
             key = (c.component, c.type)
             self.elements_of[key] = self.elements_of.get(key, frozenset()) | c.elements
 
-    def judge(self, now: int, since: int, suspicion: bool) -> Judgement:
-        """Judge the samples since a time; under suspicion that is when the episode began."""
+    def judge(self, now: int, since: int, traced_since: int) -> Judgement:
+        """Judge the samples since one time and the tuples traced since another."""
         out = Judgement()
         out.view = judge_hosts(self._hosts, self._topology, self._store.since(now - HOST_EVIDENCE_NS), now)
         out.findings += out.view.findings
@@ -80,7 +79,7 @@ class Judge:
             self._put(out, v)
         samples = self.evidence(since, out.view.dark)
         suspects = self._losses(samples, since, out)
-        self._unwalked(now, since if suspicion else now - QUIET_WALK_NS, suspects, out)
+        self._unwalked(now, traced_since, suspects, out)
         if not suspects:
             self._delays(samples, since, out)
         self._hold_mixed(out)

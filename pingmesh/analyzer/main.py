@@ -28,14 +28,12 @@ def run(args: argparse.Namespace) -> int:
     from pingmesh.analyzer import service
     from topology import files
 
-    host, _, port = (args.broker or "").rpartition(":")
     settings = config.load(
         args.config,
         {
             "cluster": args.cluster,
             "topology": args.topology,
-            "broker.host": host or None,
-            "broker.port": int(port) if port else None,
+            "broker": args.broker,
             "log_level": args.log_level,
         },
     )

@@ -118,12 +118,16 @@ def one_way(
     """The samples of one flow and window. `r` None: the responder's count is not known."""
     rtts = p.ack2 if p.rtt_sum else 0
     rtt = p.rtt_sum * 100 // rtts if rtts > 0 else 0
-    if r is None:
+    if r is None or r.received < p.arrived:
+        # An ACK proves that its probe arrived: a responder that counted fewer has forgotten some (it restarted, had
+        # no room, or its report was lost), and what it says is no count.
         return [Sample(start, end, flow, cls, ROUND_TRIP, p.sent, max(0, p.sent - p.arrived), rtt, rtts, confirmed)]
-    acks_sent = r.ack1 + r.ack2
+    acks = p.ack1 + p.ack2
+    # Probes that are no evidence were answered too, and the prober leaves those ACKs out of its count.
+    acks_sent = max(r.ack1 + r.ack2 - 2 * p.excluded, acks)
     return [
         Sample(start, end, flow, cls, PROBE, p.sent, max(0, p.sent - r.received), rtt, rtts, confirmed),
-        Sample(start, end, flow, cls, ACK, acks_sent, max(0, acks_sent - p.ack1 - p.ack2), 0, 0, confirmed),
+        Sample(start, end, flow, cls, ACK, acks_sent, acks_sent - acks, 0, 0, confirmed),
     ]
 
 
@@ -171,8 +175,8 @@ class SampleStore:
                 self.samples.extend(_amend(window.joined[index], counts))
             elif index in window.flows:
                 window.flows[index].add(counts)
-            else:
-                window.flows[index] = counts
+            elif counts.sent > 0 or counts.excluded > 0:
+                window.flows[index] = counts  # an amendment to what is joined and forgotten would stand alone
 
     def add_responder(self, columns: bytes, now: int) -> None:
         """A responder's increments. Raises BadMessageError."""

@@ -15,6 +15,7 @@ from pingmesh.analyzer.host_rules import SECOND
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.judge import SLOW_NS, Judge, Judgement
 from pingmesh.analyzer.localise import Localiser, localise
+from pingmesh.analyzer.moves import Moves
 from pingmesh.analyzer.observe import crosses, paths_of
 from pingmesh.analyzer.questions import Questions
 from pingmesh.analyzer.rounds import Rounds
@@ -55,6 +56,8 @@ STALL_S = 2.5
 JUDGE_PAUSE_S = 0.1
 REPUBLISH_NS = 5 * SECOND
 CLOSE_PACKETS = 30
+QUIET_WALK_NS = 45 * SECOND
+"""Without a sign of change, tuples traced over this long show how the links are walked."""
 QUIET_NS = 60 * SECOND
 """Without suspicion, evidence of this long is judged together: slow leaks add up."""
 WATCH_TRIES = 12
@@ -90,6 +93,7 @@ class Analyzer:
         )
         self._questions = Questions(self._cluster, self._bus)
         self._rounds = Rounds(self._book, self._hosts, self._questions, self._clock, int(a.confirm_interval_ms * 1000))
+        self._moves = Moves()
         self._large: set[str] = set()
         self._episode: Episode | None = None
         self._opened_rounds = 0
@@ -161,8 +165,8 @@ class Analyzer:
                 self._on_paths(message, now)
             case ProbeList():
                 self._on_list(message)
-            case OpenIncidents() if topic.retained:
-                # Ours echoed back would keep alive what we are about to close.
+            case OpenIncidents():
+                # Also a live one: the controller may not have heard that we closed it, nor we of it.
                 self._on_open_incidents(message, now)
             case _:
                 pass
@@ -184,7 +188,7 @@ class Analyzer:
         if message.seq in host.seqs:
             return
         host.seqs.append(message.seq)
-        offset = now - message.now_ns
+        offset = host.offset
         self._findings.clock(message.host, offset, message.health.clock_steps, now)
         for rows in message.prober:
             self._store.add_prober(rows, offset, now)
@@ -200,7 +204,7 @@ class Analyzer:
         host = self._hosts.get(message.host)
         if now < self._quiet_until or host.starved(now - 2 * SECOND):
             return
-        offset = now - message.now_ns
+        offset = host.offset
         for event in message.events:
             flow = self._book.flows.get((event.rnic, event.list_version, event.index))
             if flow is None or flow.src_host != message.host:
@@ -220,11 +224,12 @@ class Analyzer:
 
     def _on_paths(self, message: Paths, now: int) -> None:
         self._hosts.on_message(message.host, message.boot, now, message.now_ns)
-        changed = False
         for p in message.paths:
-            changed |= self._book.add_path(p, now - max(0, message.now_ns - p.at_ns))
-        if changed and (self._episode is not None or self._tracker.open):
-            self._look.set()
+            at = now - max(0, message.now_ns - p.at_ns)
+            left = self._book.add_path(p, at)
+            if left:
+                self._moves.note(left, at, now)
+                self._look.set()
 
     def _on_list(self, message: ProbeList) -> None:
         self._book.add_list(message)
@@ -240,7 +245,10 @@ class Analyzer:
                 )
         for v in message.open:
             elements = self._judge.elements_of.get((v.component, v.component_type), frozenset())
-            self._tracker.adopt(v, elements, now)
+            if elements or v.component in self._topology.hosts:
+                self._tracker.adopt(v, elements, now)
+            else:
+                self._tracker.dismiss(v.component, now)  # the topology has changed since
 
     def _on_answer(self, topic: topics.Topic, payload: bytes, now: int) -> None:
         message: Answer | ConfirmResult
@@ -291,6 +299,9 @@ class Analyzer:
                 await self._look_once()
             except ConnectionError:
                 log.info("verdicts not sent: no broker")
+            except Exception:
+                # One look that fails must not end the watch over the fabric; the next has other evidence.
+                log.exception("a look at the evidence failed")
             await asyncio.sleep(JUDGE_PAUSE_S)
 
     async def _look_once(self) -> None:
@@ -302,7 +313,7 @@ class Analyzer:
         fresh = self._new_evidence or any(s.lost for s in new)
         self._new_evidence = False
         since = self._episode.began if self._episode else self._quiet_since(now)
-        j = self._judgement = self._judge.judge(now, since, self._episode is not None)
+        j = self._judgement = self._judge.judge(now, since, self._traced_since(now))
         for host in j.view.undecided:
             self._watch(host)
         opened = self._tracker.update(j.verdicts, j.elements, j.unsettled, now, fresh)
@@ -313,12 +324,24 @@ class Analyzer:
             # Its losses are history: they must not open it again.
             self._judged_from = now
         await self._publish_verdicts(now, j)
+        await self._retrace_moved(now)
 
     def _quiet_since(self, now: int) -> int:
         """Without suspicion: the last minute, but not what was before the open incidents began."""
         since = max(now - QUIET_NS, self._judged_from)
         began = [t.verdict.since_ns for t in self._tracker.open if t.verdict.since_ns]
         return max(since, min(began)) if began else since
+
+    def _traced_since(self, now: int) -> int:
+        if self._episode is not None:
+            return self._episode.began
+        return self._moves.since(now) or now - QUIET_WALK_NS
+
+    async def _retrace_moved(self, now: int) -> None:
+        """Where some tuples were seen to move, the others are traced too: a link may be deserted."""
+        links = self._moves.to_trace(now)
+        if links and self._episode is None:
+            await self._rounds.retrace(links, self._moves.since(now) or now)
 
     async def _retrace_deserted(self) -> None:
         """Links that nobody walks come back unseen unless somebody looks."""
@@ -334,28 +357,35 @@ class Analyzer:
             # A few milliseconds let the exceptions of other hosts join the first round.
             await asyncio.sleep(0.03)
             while (episode := self._episode) is not None:
-                if not self._bus.connected.is_set():
+                try:
+                    await self._confirm_once(episode)
+                except Exception:
+                    log.exception("a confirmation failed")
                     self._episode = None
-                    break
-                result = await self._rounds.run(episode)
-                self._store.add(result.samples)
-                self._note(result.samples)
-                self._new_evidence = True
-                self._look.set()
-                episode.clean_rounds = 0 if result.lost or episode.fresh else episode.clean_rounds + 1
-                log.info(
-                    "confirmation",
-                    extra={
-                        "round": episode.rounds,
-                        "packets": sum(s.sent for s in result.samples),
-                        "lost": result.lost,
-                        "silent": sorted(result.silent),
-                        "elements": result.elements[:6],
-                    },
-                )
-                await asyncio.sleep(2 * JUDGE_PAUSE_S)
-                if self._episode_over(episode):
-                    self._episode = None
+
+    async def _confirm_once(self, episode: Episode) -> None:
+        if not self._bus.connected.is_set():
+            self._episode = None
+            return
+        result = await self._rounds.run(episode)
+        self._store.add(result.samples)
+        self._note(result.samples)
+        self._new_evidence = True
+        self._look.set()
+        episode.clean_rounds = 0 if result.lost or episode.fresh else episode.clean_rounds + 1
+        log.info(
+            "confirmation",
+            extra={
+                "round": episode.rounds,
+                "packets": sum(s.sent for s in result.samples),
+                "lost": result.lost,
+                "silent": sorted(result.silent),
+                "elements": result.elements[:6],
+            },
+        )
+        await asyncio.sleep(2 * JUDGE_PAUSE_S)
+        if self._episode_over(episode) and self._episode is episode:
+            self._episode = None
 
     def _episode_over(self, episode: Episode) -> bool:
         if self._tracker.open:

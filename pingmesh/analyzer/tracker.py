@@ -56,9 +56,14 @@ class Tracker:
         self._closed: dict[str, int] = {}
 
     def adopt(self, verdict: Verdict, elements: frozenset[str], now: int) -> None:
-        """Go on with an incident that an analyzer before us had opened."""
-        if verdict.component not in self.tracks:
+        """Go on with an incident that an analyzer before us had opened, unless it is one that we have just closed."""
+        if verdict.component not in self.tracks and verdict.component not in self._closed:
             self.tracks[verdict.component] = Track(verdict, elements, now, now, now, Phase.OPEN)
+
+    def dismiss(self, component: str, now: int) -> None:
+        """Say that an incident is over whose component is no more."""
+        if component not in self.tracks:
+            self._closed[component] = now
 
     def update(
         self,

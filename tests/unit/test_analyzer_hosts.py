@@ -12,7 +12,7 @@ from topology.generate import leaf_spine
 S = 10**9
 T = 1000 * S
 TOPOLOGY = leaf_spine(2, 2, 2, 1)
-FLOW = Flow((1, 1, 0), "h1/rnic0", "h3/rnic0", 3, 50000, 0, "small", 1, 100_000)
+FLOW = Flow((1, 1, 0), "h1/rnic0", "h3/rnic0", 50000, 0, "small", 1, 100_000)
 
 
 def book(*names: str) -> HostBook:

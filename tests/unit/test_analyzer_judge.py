@@ -85,7 +85,7 @@ class Fabric:
             self.store.add(s for s in counts if s.sent)
 
     def verdicts(self) -> list[Verdict]:
-        return self.judge.judge(T + 2 * S, T, True).verdicts
+        return self.judge.judge(T + 2 * S, T, T).verdicts
 
 
 @pytest.fixture(params=[1, 2])
@@ -156,7 +156,7 @@ def test_a_dark_rnic_leaves_the_others_in_peace(fabric: Fabric) -> None:
 
 
 def test_a_link_that_nobody_walks_any_more_is_down_though_all_is_well(fabric: Fabric) -> None:
-    fabric.judge.judge(T, T - 30 * S, True)
+    fabric.judge.judge(T, T - 30 * S, T - 30 * S)
     fabric.avoid = {"leaf2->spine3", "spine3->leaf2"}
     fabric.trace(T + S)
     fabric.probe(on(rate=0.0))
@@ -164,7 +164,7 @@ def test_a_link_that_nobody_walks_any_more_is_down_though_all_is_well(fabric: Fa
 
 
 def test_a_spine_that_nobody_walks_any_more(fabric: Fabric) -> None:
-    fabric.judge.judge(T, T - 30 * S, True)
+    fabric.judge.judge(T, T - 30 * S, T - 30 * S)
     fabric.avoid = {d.name for d in fabric.topology.directed_links if "spine3" in (d.source, d.target)}
     fabric.trace(T + S)
     fabric.probe(on(rate=0.0))
@@ -172,14 +172,14 @@ def test_a_spine_that_nobody_walks_any_more(fabric: Fabric) -> None:
 
 
 def test_a_rehash_that_leaves_every_link_walked_is_nothing(fabric: Fabric) -> None:
-    fabric.judge.judge(T, T - 30 * S, True)
+    fabric.judge.judge(T, T - 30 * S, T - 30 * S)
     fabric.trace(T + S)
     fabric.probe(on(rate=0.0))
     assert fabric.verdicts() == []
 
 
 def test_few_tuples_traced_since_are_not_enough_to_call_a_link_down(fabric: Fabric) -> None:
-    fabric.judge.judge(T, T - 30 * S, True)
+    fabric.judge.judge(T, T - 30 * S, T - 30 * S)
     flow = next(f for f in fabric.book.current() if "leaf1" in str(fabric.book.paths_at(f, PROBE, T)))
     fabric.book.add_path(TracedPath(PROBE, *flow.key, flow.sport, [(2, None)], T + S), T + S)
     assert fabric.verdicts() == []
