@@ -78,7 +78,7 @@ class Rig:
     def __init__(self) -> None:
         self.seen: list[tuple[float, Message, bool]] = []
         self.news = asyncio.Event()
-        self.bus = Bus(BrokerSettings(host=BROKER), "rig", ["pingmesh/v1/lab/#"], self.take)
+        self.bus = Bus(BrokerSettings(host=BROKER, reconnect_max_s=0.1), "rig", ["pingmesh/v1/lab/#"], self.take)
         self.broker: subprocess.Popen[bytes] | None = None
 
     def take(self, topic: topics.Topic, payload: bytes) -> None:
@@ -185,7 +185,12 @@ async def session() -> dict[str, Any]:
         began = time.monotonic()
         namespaces.ip_batch([f"link set rnic0 {'up' if up else 'down'}"], "h2")
         await rig.wait(Register, lambda m, up=up: m.host == "h1" and m.rnics[0].up is up, began)  # type: ignore[misc]
-        told = await rig.wait(Exceptions, lambda m: m.host == "h1" and m.health is not None, began)
+
+        def tells(m: Exceptions, up: bool = up) -> bool:
+            # One that was on its way before may still say how it was.
+            return m.host == "h1" and m.health is not None and m.health.rnics[0].up is up
+
+        told = await rig.wait(Exceptions, tells, began)
         assert told.health is not None
         out[f"link_{up}"] = [time.monotonic() - began, told.health.rnics[0].up, told.health.rnics[0].flaps]
 
@@ -193,8 +198,15 @@ async def session() -> dict[str, Any]:
     rig.stop_broker()
     began = time.monotonic()
     await asyncio.sleep(WINDOW_NS / 1e9 + 1)
+    # The agents held for a moment, lest they register before the rig listens again.
+    for agent in (h1, h2):
+        os.kill(agent.pid, signal.SIGSTOP)
     rig.start_broker()
-    await rig.wait(Register, lambda m: m.host == "h1", began)
+    await asyncio.wait_for(rig.bus.connected.wait(), 10)
+    for agent in (h1, h2):
+        os.kill(agent.pid, signal.SIGCONT)
+    for host in ("h1", "h2"):
+        await rig.wait(Register, lambda m, h=host: m.host == h, began)  # type: ignore[misc]
     await rig.wait(Report, lambda m: m.host == "h1", began + 7)
     await asyncio.sleep(1.5)
     out["seqs"] = sorted(m.seq for _, m, _ in rig.seen if isinstance(m, Report) and m.host == "h1")
