@@ -9,7 +9,8 @@ import shutil
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn, Protocol
 
@@ -136,6 +137,19 @@ def build_parser(chosen: str | None) -> argparse.ArgumentParser:
     return parser
 
 
+@contextmanager
+def _dying_of_interrupts() -> Iterator[None]:
+    """Ctrl-C ends the process at once: while modules are imported, Python may lose a KeyboardInterrupt."""
+    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if ours:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def load(command: Command) -> CommandModule:
     """Import the module that owns a subcommand."""
     module: CommandModule = importlib.import_module(command.module)
@@ -146,7 +160,8 @@ def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit code. Errors of the user end in one clear sentence on stderr."""
     chosen = next((a for a in argv if not a.startswith("-")), None)
     try:
-        args = build_parser(chosen).parse_args(argv)
+        with _dying_of_interrupts():
+            args = build_parser(chosen).parse_args(argv)
         code: int = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:

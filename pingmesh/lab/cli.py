@@ -6,7 +6,6 @@ import argparse
 import importlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from pingmesh.lab import launcher
 from pingmesh.lab.client import Lab
 from pingmesh.lab.faults.errors import FaultError
 from pingmesh.lab.faults.spec import add_fault_arguments, spec_from_args
@@ -140,10 +140,7 @@ def _up(args: argparse.Namespace) -> int:
         # With --json, standard output is for the summary alone.
         print(f"[{time.monotonic() - began:5.1f} s] {text}", file=sys.stderr if args.json else sys.stdout, flush=True)
 
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupted)
+    launcher.end_on_signals()
     try:
         lab = Lab.up(
             args.topology,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import Any, TextIO
 
 from pingmesh.cli import render
 from pingmesh.cli.evidence import evidence_lines
+from pingmesh.lab import launcher
 from pingmesh.lab.client import Lab
 from pingmesh.lab.faults.draw import random_spec
 from pingmesh.lab.judge import judge
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     """0 if all faults were named right and the healthy part was quiet, else 1."""
     seed = args.seed if args.seed is not None else random.SystemRandom().randrange(1 << 32)
     out = sys.stderr if args.json else sys.stdout
-    signal.signal(signal.SIGTERM, _interrupt)
+    launcher.end_on_signals()
     started = time.monotonic()
     demo = Demo(out)
     demo.say(f"building 4 leaves, 4 spines, 16 hosts in network namespaces (faults drawn with --seed {seed})")
@@ -107,10 +107,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n".join(summary_lines(rounds, false_alarms, time.monotonic() - started)))
     return 0 if good else 1
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 class Demo:

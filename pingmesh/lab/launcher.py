@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -20,6 +21,17 @@ from topology.model import Topology
 
 Progress = Callable[[str], None]
 SHUTDOWN_PATIENCE_S = 10.0
+
+
+def end_on_signals() -> None:
+    """Have SIGTERM and a closed terminal (but for `nohup`) interrupt us as Ctrl-C does."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
 
 
 def start(topology: Topology, options: LabOptions, state: StateDirectory, progress: Progress) -> subprocess.Popen[str]:
@@ -94,12 +106,23 @@ def _follow(child: subprocess.Popen[str], progress: Progress, read_log: Callable
 
 def stop(state: StateDirectory, *, keep_logs: bool = False) -> bool:
     """End the lab, in good order if it answers, and remove what it made. False when there was none."""
-    record = state.running()
-    if record is not None:
-        with suppress(LabError):
-            control.ask(state.control, {"cmd": "shutdown"}, SHUTDOWN_PATIENCE_S)
-            state.wait_gone(record, SHUTDOWN_PATIENCE_S)
-        state.kill()
-    existed = record is not None or state.record() is not None
-    state.remove(keep_logs=keep_logs)
-    return existed
+    with _undisturbed():
+        record = state.running()
+        if record is not None:
+            with suppress(LabError):
+                control.ask(state.control, {"cmd": "shutdown"}, SHUTDOWN_PATIENCE_S)
+                state.wait_gone(record, SHUTDOWN_PATIENCE_S)
+            state.kill()
+        existed = record is not None or state.record() is not None
+        state.remove(keep_logs=keep_logs)
+        return existed
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C comes when the lab is gone."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

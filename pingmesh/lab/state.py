@@ -17,6 +17,7 @@ from pingmesh.lab.directory import default_directory
 from pingmesh.lab.namespaces import LabError
 
 _MAX_SOCKET_PATH = 100
+DYING_S = 2.0
 
 
 class LabRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,14 +98,28 @@ class StateDirectory:
             raise LabError(f"cannot make {self.path}: {error.strerror}; set PINGMESH_LAB_DIR to another path") from None
         self._check_ours()
         lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not self._lock(lock):
             os.close(lock)
-            raise LabError(f"a lab already runs in {self.path}: end it with `pingmesh lab down` first") from None
+            raise LabError(f"a lab already runs in {self.path}: end it with `pingmesh lab down` first")
+        if os.fstat(lock).st_nlink == 0:  # removed with that lab while we waited
+            os.close(lock)
+            return self.claim()
         self.clean_up()
         self.logs.mkdir(mode=0o700, exist_ok=True)
         return lock
+
+    def _lock(self, lock: int) -> bool:
+        """Take the lock; processes of a lab that was killed may hold it for a moment yet."""
+        deadline = time.monotonic() + DYING_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if self.running() or time.monotonic() > deadline:
+                    return False
+                time.sleep(0.05)
+            else:
+                return True
 
     def _check_ours(self) -> None:
         found = self.path.lstat()
