@@ -154,3 +154,33 @@ def test_nothing_is_lost_in_a_hail_of_other_packets(packets: list[bytes]) -> Non
     ours = [row for row in b.responder.take(fabric.clock.now) if row[0] == 1 and row[1] == a.epoch]
     assert sum(row[5] for row in ours) == counts["sent"]
     assert counts["rtt_max"] * 100 < 10 * LATENCY
+
+
+@fuzz(200)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(0, 30), st.sampled_from([probe.ACK1, probe.ACK2]), U8, U8, U16, U64, st.integers(0, 10**7) | U64
+        ),
+        max_size=30,
+    )
+)
+def test_answers_full_of_nonsense(answers: list[tuple[int, int, int, int, int, int, int]]) -> None:
+    """Real probes, answered with any history, delay, flags and ports: each is counted once and can be reported."""
+    fabric = Fabric()
+    a, b = fabric.add(1), fabric.add(2)
+    fabric.fate = lambda packet: None
+    a.prober.apply_list(make_list(1, [peer(2, b)], flows=3), fabric.clock.now)
+    fabric.run(100 * MS)
+    sent = [p.header for p in fabric.packets]
+    for which, kind, flags, dscp, left, history, delay in answers:
+        ack = sent[which % len(sent)]._replace(
+            kind=kind, flags=flags, dscp=dscp, left=left, qkey=0, history=history, delay=delay
+        )
+        a.receive(memoryview(probe.encode(ack)), "10.0.0.2", 5, 0xC000, 0, 60, fabric.clock.stamp())
+    stop(a, fabric)
+    fabric.run(600 * MS)
+    counts = take(a, fabric)
+    assert counts["sent"] + counts["excluded"] == len(sent)
+    assert counts["arrived"] + counts["lost"] == counts["sent"]
+    assert counts["rtt_max"] * 100 <= 700 * MS
