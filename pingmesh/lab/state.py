@@ -17,7 +17,8 @@ from pingmesh.lab.directory import default_directory
 from pingmesh.lab.namespaces import LabError
 
 _MAX_SOCKET_PATH = 100
-DYING_S = 2.0
+DYING_S = 5.0
+_PF_EXITING = 4
 
 
 class LabRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +39,14 @@ def start_ticks(pid: int, proc: Path = Path("/proc")) -> int | None:
     except OSError:
         return None
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def is_exiting(pid: int, proc: Path = Path("/proc")) -> bool:
+    """Whether a process is past saving: the init of a namespace waits in its end for all others there."""
+    try:
+        return bool(int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[6]) & _PF_EXITING)
+    except OSError:
+        return True
 
 
 class StateDirectory:
@@ -115,7 +124,8 @@ class StateDirectory:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if self.running() or time.monotonic() > deadline:
+                record = self.running()
+                if (record and not is_exiting(record.pid)) or time.monotonic() > deadline:
                     return False
                 time.sleep(0.05)
             else:

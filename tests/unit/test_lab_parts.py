@@ -18,7 +18,7 @@ from pingmesh.lab.hashing import router_seed
 from pingmesh.lab.namespaces import LabError
 from pingmesh.lab.options import LabOptions
 from pingmesh.lab.processes import Processes, ProcessState
-from pingmesh.lab.state import LabRecord, StateDirectory, start_ticks
+from pingmesh.lab.state import LabRecord, StateDirectory, is_exiting, start_ticks
 from topology import files
 from topology.generate import leaf_spine
 
@@ -69,6 +69,14 @@ def test_more_hosts_than_the_management_bridge_has_ports_are_refused() -> None:
     names.check(leaf_spine(10, 1, 100, 1))
     with pytest.raises(LabError, match="1001 hosts are too many for a lab on one machine: 1000 at most"):
         names.check(leaf_spine(11, 1, 91, 1))
+
+
+def test_a_process_that_is_past_saving_is_told_from_one_that_runs(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (a) b) D 1 7 7 0 -1 4194308 0 0")
+    assert is_exiting(7, tmp_path)
+    assert is_exiting(8, tmp_path)
+    assert not is_exiting(os.getpid())
 
 
 def test_every_router_has_a_seed_of_its_own() -> None:
