@@ -83,7 +83,7 @@ def plan(settings: Settings, bind: str, state: Path, config: str | None) -> list
         raise ConfigError("up: no topology; name a file with --topology (pingmesh topology generate makes an example).")
     files.load(settings.topology)
     port = settings.broker.port
-    _check_free(bind, port)
+    _check_free("broker", bind, port, "another --port or stop what listens there (often the distribution's mosquitto)")
     try:
         (state / "broker").mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -98,13 +98,16 @@ def plan(settings: Settings, bind: str, state: Path, config: str | None) -> list
     ]
     this = (sys.executable, "-m", "pingmesh")
     listen = settings.controller.listen
+    endpoint = _endpoint(listen)
+    if not isinstance(endpoint, str):
+        _check_free("API", *endpoint, "another --listen or stop what listens there (another pingmesh up?)")
     database = settings.controller.database
     return [
         Part("broker", tuple(broker_command(bind, port, state / "broker")), (reach, port)),
         Part(
             "controller",
             (*this, "controller", *common, "--listen", listen, "--database", str(state / database)),
-            _endpoint(listen),
+            endpoint,
         ),
         Part("analyzer", (*this, "analyzer", *common)),
     ]
@@ -119,7 +122,7 @@ def _endpoint(listen: str) -> tuple[str, int] | str:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def _check_free(host: str, port: int) -> None:
+def _check_free(what: str, host: str, port: int, choice: str) -> None:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as s:
         s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -127,8 +130,7 @@ def _check_free(host: str, port: int) -> None:
             s.bind((host, port))
         except OSError as error:
             raise ConfigError(
-                f"up: the broker cannot listen on {host}:{port}: {error.strerror}; choose another --port or stop what "
-                "listens there (often the distribution's mosquitto service)."
+                f"up: the {what} cannot listen on {host}:{port}: {error.strerror}; choose {choice}."
             ) from None
 
 
@@ -248,9 +250,10 @@ def welcome(parts: Sequence[Part]) -> str:
     host, port = broker.address
     api = controller.address
     where = f"unix:{api}" if isinstance(api, str) else f"http://{api[0]}:{api[1]}" if api else ""
-    return (
-        f"ready: broker {host}:{port} ({kind}), API {where}; next, on each host: pingmesh agent --broker {host}:{port}"
-    )
+    agents = f"on each host: pingmesh agent --broker {host}:{port}"
+    if host in ("127.0.0.1", "::1", "localhost"):
+        agents = "pingmesh agent on this machine, or pingmesh up --bind ADDRESS for agents on others"
+    return f"ready: broker {host}:{port} ({kind}), API {where}; next, {agents}"
 
 
 def text_line(part: str, line: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pingmesh import up
-from pingmesh.config import BrokerSettings, ConfigError, Settings
+from pingmesh.config import BrokerSettings, ConfigError, ControllerSettings, Settings
 from pingmesh.up import Part
 
 SLEEP = (sys.executable, "-c", "import time; print('here', flush=True); time.sleep(60)")
@@ -76,19 +76,32 @@ def test_plan_needs_a_topology_and_a_free_port(tmp_path: Path) -> None:
         up.plan(Settings(), "127.0.0.1", tmp_path, None)
 
 
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
 def test_plan(tmp_path: Path) -> None:
     from topology import files
     from topology.generate import leaf_spine
 
     file = tmp_path / "topology.yaml"
     file.write_text(files.dump(leaf_spine(2, 2, 1, 1)))
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        s.listen()
-        port = s.getsockname()[1]
-        settings = Settings(topology=str(file), broker=BrokerSettings(port=port))
-        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
-            up.plan(settings, "127.0.0.1", tmp_path, None)
+    port, api = free_port(), free_port()
+    settings = Settings(
+        topology=str(file),
+        broker=BrokerSettings(port=port),
+        controller=ControllerSettings(listen=f"127.0.0.1:{api}"),
+    )
+    for taken, what in ((port, "broker"), (api, "API")):
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", taken))
+            s.listen()
+            with pytest.raises(
+                ConfigError, match=f"the {what} cannot listen on 127.0.0.1:{taken}: Address already in use"
+            ):
+                up.plan(settings, "127.0.0.1", tmp_path, None)
     with pytest.raises(
         ConfigError, match=r"topology.yaml/state cannot be made: Not a directory; choose another --state"
     ):
@@ -96,7 +109,7 @@ def test_plan(tmp_path: Path) -> None:
     broker, controller, analyzer = up.plan(settings, "127.0.0.1", tmp_path / "state", None)
     assert broker.address == ("127.0.0.1", port)
     assert f"ready: broker 127.0.0.1:{port} (" in up.welcome([broker, controller, analyzer])
-    assert controller.address == ("127.0.0.1", 8470)
+    assert controller.address == ("127.0.0.1", api)
     assert controller.command[:4] == (sys.executable, "-m", "pingmesh", "controller")
     assert f"127.0.0.1:{port}" in analyzer.command
     assert str(tmp_path / "state/pingmesh.db") in controller.command
