@@ -173,7 +173,7 @@ def _host(c: Controller, host: str, now: int) -> str:
     heard = (now - agent.seen_ns) / 1e9
     probers = {p for r in c.topology.hosts[host] for p in c.book.probers.get(r.name, ())}
     down = [r.device for r in c.topology.hosts[host] if (x := c.registry.rnics.get(r.name)) and not x.info.up]
-    text = f"{host}: agent {agent.presence.value}, registered {heard:.0f} s ago, probed by {len(probers)} RNICs"
+    text = f"{host}: agent {agent.presence.value}, last registered {heard:.0f} s ago, probed by {len(probers)} RNICs"
     return f"{text}; link down: {', '.join(down)}" if down else text
 
 

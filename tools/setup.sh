@@ -34,7 +34,7 @@ packages=("${needed[@]}" "${wanted[@]}")
 if [ ${#packages[@]} -gt 0 ]; then
   install="apt-get install --yes --no-install-recommends ${packages[*]}"
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    echo "setup: installing ${packages[*]}"
+    echo "setup: installing ${packages[*]} (apt, a minute or so)"
     export DEBIAN_FRONTEND=noninteractive
     log=$(mktemp)
     if ! { apt-get update --quiet && $install; } </dev/null >"$log" 2>&1; then

@@ -186,6 +186,7 @@ class Demo:
         self.say(f"  truth:   {describe(truth)}")
         self.say(f"  {'RIGHT' if judgement.right else 'WRONG: ' + judgement.why}")
         lab.fault_clear()
+        self.say(f"  mended; up to {CLOSED_WITHIN_S:.0f} s for the incident to close")
         cleared = time.monotonic()
         hosts = len(lab.topology.hosts)
 
@@ -194,7 +195,7 @@ class Demo:
 
         closed = until(over, CLOSED_WITHIN_S, 0.5)
         took = time.monotonic() - cleared
-        self.say(f"  fault cleared; {f'closed after {took:.0f} s' if closed else f'not closed after {took:.0f} s'}")
+        self.say(f"  {'closed' if closed else 'not closed, going on'} after {took:.0f} s")
         return Round(
             fault=str(truth.get("fault", " ".join(spec))),
             truth=describe(truth),
