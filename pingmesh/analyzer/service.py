@@ -431,7 +431,7 @@ class Analyzer:
                 if t.elements and (is_slow if of_delay else s.lost > 0):
                     paths = paths_of(self._book, s.flow, ROUND_TRIP if of_delay else s.role, s.start)
                     if crosses(paths, t.elements):
-                        self._tracker.bad(t, s.end)
+                        self._tracker.bad(t, s.start, s.end)
 
     def _is_clean(self, track: Track, now: int) -> bool:
         """Whether evidence since the last bad moment says that the component is well."""

@@ -110,7 +110,7 @@ class Tracker:
             track.verdict = msgspec.structs.replace(v, since_ns=min(old.since_ns or v.since_ns, v.since_ns))
             track.elements = elements
         if is_state:
-            self.bad(track, now)
+            self.bad(track, now, now)
         track.told = track.last_bad
 
     def _absorb(self, track: Track, now: int) -> None:
@@ -133,12 +133,12 @@ class Tracker:
             return False  # the first dead tuples may have more than the broken link in common
         return v.confidence >= self._open_confidence or track.looks >= LOOKS_UNSURE
 
-    def bad(self, track: Track, at: int) -> None:
-        """Something was wrong with the component at a time."""
-        if at - track.last_bad > FLAP_GAP_NS or not track.bursts:
-            track.bursts.append(at)
-            track.bursts = [b for b in track.bursts if at - b < FLAP_MEMORY_NS]
-        track.last_bad = max(track.last_bad, at)
+    def bad(self, track: Track, start: int, end: int) -> None:
+        """Something was wrong with the component at some time between these two."""
+        if start - track.last_bad > FLAP_GAP_NS or not track.bursts:
+            track.bursts.append(start)
+            track.bursts = [b for b in track.bursts if start - b < FLAP_MEMORY_NS]
+        track.last_bad = max(track.last_bad, end)
         if len(track.bursts) >= 2 and track.phase is Phase.OPEN and track.verdict.symptom in FLAPPING:
             track.verdict = msgspec.structs.replace(track.verdict, symptom="flap")
 

@@ -55,7 +55,7 @@ def test_it_closes_by_evidence_after_its_time(tracker: Tracker) -> None:
 
 def test_new_losses_keep_it_open(tracker: Tracker) -> None:
     tracker.update([link()], LINK, set(), 0, True)
-    tracker.bad(tracker.open[0], 25 * S)
+    tracker.bad(tracker.open[0], 25 * S, 25 * S)
     assert tracker.close(lambda t: True, 30 * S) == []
 
 
@@ -71,7 +71,7 @@ def test_clean_packets_after_the_fault_do_not_water_down_what_is_known(tracker: 
     tracker.update([link("blackhole")], LINK, set(), 0, True)
     tracker.update([link("drop")], LINK, set(), S, True)
     assert tracker.open[0].verdict.symptom == "blackhole", "nothing bad since"
-    tracker.bad(tracker.open[0], 2 * S)
+    tracker.bad(tracker.open[0], 2 * S, 2 * S)
     tracker.update([link("drop")], LINK, set(), 3 * S, True)
     assert tracker.open[0].verdict.symptom == "drop", "there are new losses"
 
@@ -115,10 +115,17 @@ def test_going_down_again_after_a_pause_is_a_flap(tracker: Tracker) -> None:
     assert tracker.open[0].verdict.symptom == "flap"
 
 
+def test_a_black_hole_told_of_window_by_window_is_no_flap(tracker: Tracker) -> None:
+    tracker.update([link("blackhole")], LINK, set(), 0, True)
+    for t in (5, 10, 15):
+        tracker.bad(tracker.open[0], (t - 5) * S, t * S)
+    assert tracker.open[0].verdict.symptom == "blackhole"
+
+
 def test_a_partial_drop_is_never_a_flap(tracker: Tracker) -> None:
     for t in range(0, 20, 4):
         tracker.update([link()], LINK, set(), t * S, True)
-        tracker.bad(tracker.open[0], t * S)
+        tracker.bad(tracker.open[0], t * S, t * S)
     assert tracker.open[0].verdict.symptom == "drop"
 
 
