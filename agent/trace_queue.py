@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 ROUND_S = 10.0
 """A quiet flow is traced at most this often."""
 LOSS_ROUND_S = 3.0
-"""A lossy flow likewise."""
+"""A lossy flow likewise, and one whose routers have not answered."""
 MAX_TTL = 8
 
 FlowKey = tuple[int, int, int, int]
@@ -77,8 +77,9 @@ class Tuple5:
             return Urgency.ASKED, at or 0.0
         if self.lossy and (at is None or now - at >= LOSS_ROUND_S):
             return Urgency.LOSSY, at or 0.0
-        if at is None:
-            return Urgency.NEVER, 0.0
+        if at is None or (now - at >= LOSS_ROUND_S and not any(self.hops.values())):
+            # Nothing answered yet: nobody knows the path, as if it had never been traced.
+            return Urgency.NEVER, at or 0.0
         return (Urgency.OLDEST, at) if now - at >= ROUND_S else None
 
 
