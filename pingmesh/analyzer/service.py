@@ -195,7 +195,6 @@ class Analyzer:
         if message.responder:
             self._store.add_responder(message.responder, now)
         self._covered[message.host] = message.until_ns + offset
-        self._look.set()
 
     def _on_exceptions(self, message: Exceptions, now: int) -> None:
         self._hosts.on_message(message.host, message.boot, now, message.now_ns)
