@@ -67,6 +67,22 @@ def strangers(lab: Lab) -> set[str]:
         return set()
 
 
+def book_of(lab: Lab, ear: Ear) -> FlowBook:
+    """The flows and paths that an analyzer has heard of."""
+    book = FlowBook(lab.topology)
+    for probe_list in ear.messages("list", ProbeList):
+        book.add_list(probe_list)
+    for message in ear.messages("paths", Paths):
+        for path in message.paths:
+            book.add_path(path, path.at_ns)
+    return book
+
+
+def untraced(book: FlowBook) -> list[str]:
+    """Flows that have a way with a choice left open."""
+    return [str(f) for f in book.current() if any(len(book.paths_at(f, r, FOR_EVER)) != 1 for r in (PROBE, ACK))]
+
+
 @pytest.fixture(scope="module")
 def heard(request: pytest.FixtureRequest) -> Iterator[Heard]:
     with running(FABRICS[request.param]) as lab, Ear(lab, *HEARD) as ear:
@@ -85,12 +101,7 @@ def test_traced_paths_are_those_that_the_routers_count(lab: Lab, heard: Heard) -
     with counting_tuples(lab):
         poll(lambda: min(sum(c.values()) for c in counted_tuples(lab).values()) > 3, 20, lambda: "few packets")
         counted = counted_tuples(lab)
-    book = FlowBook(lab.topology)
-    for probe_list in heard[1].messages("list", ProbeList):
-        book.add_list(probe_list)
-    for message in heard[1].messages("paths", Paths):
-        for path in message.paths:
-            book.add_path(path, path.at_ns)
+    book = book_of(*heard)
     assert not book.mismatches
     compared = {PROBE: 0, ACK: 0}
     retraced: list[bool] = []
@@ -124,6 +135,8 @@ def test_losses_reported_are_those_that_the_router_counts(lab: Lab, heard: Heard
     """The analyzer's sum over one directed link against the counter of dropped probes and ACKs."""
     element = "leaf1->spine2"
     since = Since(lab)
+    # What walks an unknown path is charged to no link.
+    poll(lambda: not untraced(book_of(*heard)), 60, lambda: f"not traced: {untraced(book_of(*heard))}")
     before = heard[1].messages("summary", Summary)[-1]
     assert not any(k.lost for k in before.links), f"losses before the fault: {before.links}"
     lab.fault_add(["link", "leaf1", "spine2", "--loss", "30%", "--direction", "forward"])
@@ -143,9 +156,10 @@ def test_losses_reported_are_those_that_the_router_counts(lab: Lab, heard: Heard
     lost = {k.component: k.lost for k in summary.links}
     assert dropped > 50, cleared
     assert not any(n for k, n in lost.items() if "spine2" not in k), f"lost elsewhere: {lost}"
-    # A few packets were sent before and dropped after the rule came (or the other way round at its end), and a
-    # round of confirmation whose answer came too late is counted by the router only.
-    assert abs(lost[element] - dropped) <= 0.03 * dropped + 5, f"{lost} reported, {cleared['counters']} dropped"
+    # Packets on their way when the rule came or went may count on one side only. A round of confirmation whose
+    # answers come too late on a busy machine is not waited for, though the router has counted it.
+    assert lost[element] - dropped <= 5, f"{lost} reported, {cleared['counters']} dropped"
+    assert dropped - lost[element] <= 0.08 * dropped + 5, f"{lost} reported, {cleared['counters']} dropped"
 
 
 @in_lab("two tiers")
