@@ -35,7 +35,9 @@ class Urgency(enum.IntEnum):
     ASKED = 0
     LOSSY = 1
     NEVER = 2
-    OLDEST = 3
+    UNTOLD = 3
+    """The path is known, but not under the flow's newest name: those who follow the lists know it all the same."""
+    OLDEST = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -77,9 +79,11 @@ class Tuple5:
             return Urgency.ASKED, at or 0.0
         if self.lossy and (at is None or now - at >= LOSS_ROUND_S):
             return Urgency.LOSSY, at or 0.0
-        if at is None or (now - at >= LOSS_ROUND_S and not any(self.hops.values())):
+        if not any(self.hops.values()) and (at is None or now - at >= LOSS_ROUND_S):
             # Nothing answered yet: nobody knows the path, as if it had never been traced.
             return Urgency.NEVER, at or 0.0
+        if at is None:
+            return Urgency.UNTOLD, 0.0
         return (Urgency.OLDEST, at) if now - at >= ROUND_S else None
 
 

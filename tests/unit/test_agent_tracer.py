@@ -211,6 +211,21 @@ def test_a_new_list_version_makes_known_tuples_new() -> None:
     assert [p.list_version for p in paths] == [3, 4]
 
 
+def test_new_tuples_go_before_those_that_only_have_a_new_list_version() -> None:
+    wire = Wire()
+    t, _ = tracer(wire)
+    known = [flow(i, 50000 + i) for i in range(20)]
+    t.set_flows(known)
+    run(t, wire, 5.0, "10.9.0.2")
+    again = [TraceFlow((0, 1, 4, f.key[3]), f.device, f.remote, f.sport, f.dscp, f.qpn, f.mask) for f in known]
+    seen = len(wire.sent)
+    t.set_flows([*again, *(TraceFlow((0, 1, 4, i), "rnic0", "10.0.0.2", 50000 + i, 26, 77, 0b10) for i in (20, 21))])
+    run(t, wire, 5.0, "10.9.0.2")
+    ports = [s[2] for s in wire.sent[seen:]]
+    assert set(ports[:2]) == {50020, 50021}
+    assert len(set(ports)) == 22
+
+
 def test_flows_that_go_while_traced_are_not_told() -> None:
     wire = Wire()
     t, paths = tracer(wire)
