@@ -256,7 +256,7 @@ class Planner:
         if traced or now_ns - self._round_ns >= ROUND_NS:
             if self._round(gaps, now_ns):
                 for link in gaps & self._lacking.keys():
-                    self._lacking[link].rounds += 1 if traced else UNTRACED_ROUND
+                    self._lacking[link].rounds += UNTRACED_ROUND if cov.untraced else 1
             elif not cov.untraced:
                 for link in gaps & self._lacking.keys():  # nobody can add anything: leave it to the slow loop
                     self._lacking[link].rounds = FRUITLESS_ROUNDS
