@@ -105,6 +105,7 @@ class Bus:
             max_queued_incoming_messages=s.max_queued,
             max_queued_outgoing_messages=s.max_queued,
         )
+        client.pending_calls_threshold = s.max_queued  # a burst of questions is no reason for a warning each
         async with client:
             self._client = client
             self.connections += 1

@@ -148,7 +148,7 @@ class Judge:
             rate_low=round(low, 4),
             rate_high=round(high, 4),
             confidence=round(s.confidence, 3),
-            alternatives=sorted({a.component for a in s.alternatives} - {c.component}),
+            alternatives=sorted(({a.component for a in s.alternatives} | self._inseparable(c)) - {c.component}),
             since_ns=since,
             evidence={
                 "summary": f"{s.lost} of {s.sent} packets across {c.component} were lost",
@@ -158,6 +158,16 @@ class Judge:
                 "flows": _shown(crossed),
             },
         )
+
+    def _inseparable(self, c: Candidate) -> set[str]:
+        """A ToR and its only RNIC see the same packets: no evidence can tell them apart."""
+        tor = c.component
+        if c.type == "rnic":
+            tor = self._book.tor(c.component) or ""
+        elif c.type != "switch":
+            return set()
+        under = list(self._topology.rnics_under(tor))
+        return {tor, under[0].name} if len(under) == 1 else set()
 
     def _ends(self, c: Candidate) -> list[str]:
         if c.type == "link":

@@ -183,3 +183,10 @@ def test_few_tuples_traced_since_are_not_enough_to_call_a_link_down(fabric: Fabr
     flow = next(f for f in fabric.book.current() if "leaf1" in str(fabric.book.paths_at(f, PROBE, T)))
     fabric.book.add_path(TracedPath(PROBE, *flow.key, flow.sport, [(2, None)], T + S), T + S)
     assert fabric.verdicts() == []
+
+
+def test_the_only_rnic_of_a_tor_cannot_be_told_from_its_tor() -> None:
+    fabric = Fabric(leaf_spine(3, 2, 1, 1), 1)
+    fabric.probe(on("h2/rnic0 rx", rate=0.3))
+    (v,) = fabric.verdicts()
+    assert {v.component, *v.alternatives} >= {"h2/rnic0", "leaf2"}
