@@ -100,7 +100,12 @@ def _judge_host(host: Host, book: HostBook, reached: list[tuple[int, int, int]],
         else:
             view.undecided.add(host.name)
         return
-    if host.unanswered and host.silent_since and book.heard_in_session(host, now):
+    if not book.heard_in_session(host, now):
+        # Since our connection is new it has not spoken: it may be looking for the broker, or be gone. Neither its
+        # silence nor the losses of its RNICs say anything yet.
+        view.excluded.add(host.name)
+        return
+    if host.unanswered and host.silent_since:
         _judge_silent(host, reached, now, view)
         return
     _judge_starved(host, now, view)

@@ -71,7 +71,10 @@ def test_silence_since_our_own_outage_means_nothing() -> None:
     b = book()
     b.session_started(T - S // 2)
     silence(b, "h3")
-    assert verdicts(b, [to_h3(20, 20)], T + 2 * S) == {}
+    view = judge_hosts(b, TOPOLOGY, [to_h3(20, 20)], T + 2 * S)
+    assert not view.verdicts
+    assert "h3" in view.excluded, "nor do the losses of its RNICs"
+    assert b.get("h3").is_excused(T, T + S)
 
 
 def will(b: HostBook, host: str, at: int, retained: bool = False) -> None:
