@@ -35,7 +35,14 @@ class _Loader:
 
     def settings(self) -> Settings:
         if not self.problems:
-            settings = msgspec.convert(self.values, Settings)
+            try:
+                settings = msgspec.convert(self.values, Settings)
+            except msgspec.ValidationError as error:
+                # What only shows when all is put together, as a field that is missing in an entry of a list.
+                what = str(error).replace(" - at `$.", " at `")
+                raise ConfigError(
+                    f"configuration: {what}; `pingmesh config dump` shows the form of every key."
+                ) from None
             self.problems += _contradictions(settings)
         if self.problems:
             raise ConfigError(*self.problems)

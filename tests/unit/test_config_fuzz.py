@@ -6,6 +6,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import pytest
 import yaml
 from fuzzing import anything, damaged, fuzz
 from hypothesis import given
@@ -119,3 +120,11 @@ def test_any_environment(environ: dict[str, str]) -> None:
 @given(st.dictionaries(st.sampled_from([*KEYS, "broker", "agent", "", "."]) | texts, anything | texts, max_size=4))
 def test_any_flags(flags: dict[str, object]) -> None:
     survives(None, flags, {})
+
+
+@pytest.mark.parametrize("entry", ["-", "- {}", "- {dscp: 3}"])
+def test_an_entry_of_a_list_without_its_required_fields(tmp_path: Path, entry: str) -> None:
+    place = tmp_path / "pingmesh.yaml"
+    place.write_text(f"controller:\n  classes:\n    {entry}\n")
+    with pytest.raises(ConfigError, match="classes"):
+        load(str(place), {}, {})
