@@ -48,7 +48,6 @@ class Host:
     """Devices whose link is down, and since when we know."""
     dark: deque[tuple[str, int, int]] = field(default_factory=lambda: deque(maxlen=64))
     """(device, from, to) of the times without link that are over: what was lost then is explained."""
-    restarts: deque[int] = field(default_factory=lambda: deque(maxlen=8))
 
     def note_clock(self, now: int, agent_now: int) -> None:
         """Take in the agent's clock as a message tells it."""
@@ -119,8 +118,6 @@ class HostBook:
         host = self.get(name)
         is_new = host.boot != boot
         if is_new:
-            if host.boot:
-                host.restarts.append(now)
             host.boot = boot
             host.rebooted = now
             host.stalls.clear()

@@ -77,7 +77,7 @@ class Tracker:
         opened = []
         seen = set()
         for v in verdicts:
-            if self._is_part_of_open(v.component, elements[v.component]):
+            if self._is_part_of_open(v, elements[v.component]):
                 continue
             seen.add(v.component)
             track = self.tracks.get(v.component)
@@ -95,9 +95,14 @@ class Tracker:
                 del self.tracks[name]
         return opened
 
-    def _is_part_of_open(self, component: str, elements: frozenset[str]) -> bool:
-        """Whether a larger component is in an open incident: its parts fail, and come back, with it."""
-        return any(t.verdict.component != component and elements < t.elements for t in self.open)
+    def _is_part_of_open(self, v: Verdict, elements: frozenset[str]) -> bool:
+        """Whether a larger component is in an open incident: its parts fail, and come back, with it.
+
+        A host below a sick switch is no part of it: it is judged by what it says itself.
+        """
+        return v.component_type != "host" and any(
+            t.verdict.component != v.component and elements < t.elements for t in self.open
+        )
 
     def _refresh(self, track: Track, v: Verdict, elements: frozenset[str], now: int) -> None:
         old = track.verdict
@@ -118,7 +123,9 @@ class Tracker:
         if track.verdict.component_type not in ("switch", "host"):
             return
         for name, other in list(self.tracks.items()):
-            if other is not track and other.elements < track.elements and now - other.first < 20 * SECOND:
+            if other is track or other.verdict.component_type == "host":
+                continue
+            if other.elements < track.elements and now - other.first < 20 * SECOND:
                 del self.tracks[name]
                 if other.phase is Phase.OPEN:
                     self._closed[name] = now

@@ -92,6 +92,15 @@ def test_parts_of_a_broken_switch_are_not_named_beside_it(tracker: Tracker) -> N
     assert names([t.verdict for t in tracker.open]) == ["spine1"]
 
 
+def test_a_host_that_dies_below_a_sick_tor_is_named_all_the_same(tracker: Tracker) -> None:
+    tor = {"leaf1": frozenset({"leaf1->spine1", "spine1->leaf1", "h1/rnic0 tx", "h1/rnic0 rx"})}
+    host = {"h1": frozenset({"h1/rnic0 tx", "h1/rnic0 rx"})}
+    drop = Verdict(component="leaf1", component_type="switch", symptom="drop", confidence=0.99)
+    dead = Verdict(component="h1", component_type="host", symptom="agent_down", confidence=0.95)
+    tracker.update([drop], tor, set(), 0, True)
+    assert names(tracker.update([drop, dead], tor | host, set(), S, True)) == ["h1"]
+
+
 def test_a_share_of_tuples_is_named_after_more_of_them_were_tried(tracker: Tracker) -> None:
     for t in range(2):
         assert not tracker.update([link("flow_blackhole")], LINK, set(), t * S, True)
