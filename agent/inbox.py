@@ -23,6 +23,7 @@ from pingmesh.messages import (
     PeerUpdate,
     ProbeList,
     Retrace,
+    WhoAreYou,
     decode,
 )
 
@@ -72,13 +73,13 @@ class Inbox:
         engine: DataPlane,
         tracing: PathTracer,
         health: Callable[[], Health],
-        on_state_lost: Callable[[], None],
+        register_again: Callable[[], None],
     ) -> None:
         self._sender = sender
         self._engine = engine
         self._tracing = tracing
         self._health = health
-        self._on_state_lost = on_state_lost
+        self._register_again = register_again
         self.lists: dict[str, ProbeList] = {}
         self._confirms: dict[tuple[int, int], asyncio.Task[None]] = {}
         self._answers: set[asyncio.Task[None]] = set()
@@ -114,6 +115,8 @@ class Inbox:
             checks.check_retrace(m)
             known = self._tracing.ask(m.flows)
             log.debug("asked to retrace", extra={"flows": len(m.flows), "known": known})
+        elif topic.kind == topics.ASK and isinstance(m, WhoAreYou):
+            self._register_again()
         elif topic.kind == topics.STATE and isinstance(m, AgentState):
             self._state(m)
         else:
@@ -142,7 +145,7 @@ class Inbox:
     def _state(self, m: AgentState) -> None:
         if m.state != "online":
             # The will of an earlier session or process, come after we said that we are here.
-            self._on_state_lost()
+            self._register_again()
         elif m.boot != self._sender.boot:
             log.warning("another agent uses this host's name", extra={"host": m.host, "boot": m.boot})
 

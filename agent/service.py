@@ -97,7 +97,7 @@ class Agent:
         self.publisher = Publisher(sender, settings.agent.spool_reports, self.health.peek)
         self.health.spooled = lambda: (len(self.publisher.spool), self.publisher.spool.dropped)
         self.tracing = Tracing(self._flows, self.publisher.path, self.engine.wall_ns)
-        self.inbox = Inbox(sender, self.engine, self.tracing, self.health.peek, self._state_lost)
+        self.inbox = Inbox(sender, self.engine, self.tracing, self.health.peek, self._register_due.set)
         self._sender = sender
         self.bus = Bus(
             settings.broker,
@@ -175,14 +175,16 @@ class Agent:
 
     def _state(self, state: State) -> AgentState:
         return AgentState(
-            cluster=self._settings.cluster, host=self.host, boot=self.boot, state=state, at_ns=self.engine.wall_ns()
+            cluster=self._settings.cluster,
+            host=self.host,
+            boot=self.boot,
+            state=state,
+            at_ns=self.engine.wall_ns(),
+            epochs={r.device: r.epoch for r in self.engine.infos()} if state == "online" else {},
         )
 
     async def _publish_state(self, state: State) -> None:
         await self.bus.publish(self._sender.topic(topics.STATE), encode(self._state(state)), qos=1, retain=True)
-
-    def _state_lost(self) -> None:
-        self._register_due.set()
 
     async def _register(self) -> None:
         message = Register(

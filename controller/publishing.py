@@ -15,6 +15,7 @@ from pingmesh.messages import (
     PeerUpdate,
     ProbeList,
     Registry,
+    WhoAreYou,
     encode,
 )
 
@@ -25,6 +26,8 @@ LAZY_NS = 1_500_000_000
 """Retained lists are refreshed so long after a peer moved: a rolling restart moves many."""
 COVERAGE_EVERY_NS = 1_000_000_000
 INCIDENTS_EVERY_NS = 5_000_000_000
+ASK_EVERY_NS = 10_000_000_000
+"""An agent whose registration we must refuse is not asked for it again and again."""
 TRACE_EVERY_NS = 5_000_000_000
 TRACE_CHANGE = 0.1
 """Relative change of the tracing budget from which lists are refreshed for it."""
@@ -38,6 +41,8 @@ class Publisher:
         self._lists: set[str] = set()
         self._lazy: dict[str, int] = {}
         self._moved: set[str] = set()
+        self._who: set[str] = set()
+        self._asked_ns: dict[str, int] = {}
         self._registry = True
         self._coverage: bytes = b""
         self._coverage_ns = 0
@@ -63,6 +68,10 @@ class Publisher:
         """Readers of the registry must know."""
         self._registry = True
 
+    def ask_who(self, host: str) -> None:
+        """We have missed the registration of this host's agent."""
+        self._who.add(host)
+
     def incidents_changed(self) -> None:
         """The set of open incidents may differ."""
         self._incidents_dirty = True
@@ -72,6 +81,8 @@ class Publisher:
         if not self._c.bus.connected.is_set():
             self._compose()
             return
+        if self._who:
+            await self._send_who(now_ns)
         if self._moved:
             await self._send_peers(now_ns)
         if self._registry:
@@ -142,6 +153,15 @@ class Publisher:
             await self._c.bus.publish(topic, encode(m), qos=1, retain=True)
         self._lists.discard(name)
         self._lazy.pop(name, None)
+
+    async def _send_who(self, now_ns: int) -> None:
+        self._asked_ns = {h: at for h, at in self._asked_ns.items() if now_ns - at < ASK_EVERY_NS}
+        while self._who:
+            host = self._who.pop()
+            if host not in self._asked_ns:
+                m = WhoAreYou(cluster=self._c.settings.cluster, host=host)
+                await self._c.bus.publish(self.topic(host, topics.ASK), encode(m), qos=1)
+                self._asked_ns[host] = now_ns
 
     async def _send_peers(self, now_ns: int) -> None:
         c = self._c

@@ -178,6 +178,16 @@ class Registry:
             self._save_agent(m.host)
         return True
 
+    def missed(self, m: AgentState) -> bool:
+        """Whether an agent that says it is online has registered with somebody else, or while we were away."""
+        if m.state != "online":
+            return False
+        agent = self.agents.get(m.host)
+        if agent is None or agent.boot != m.boot:
+            return True
+        known = {d: self.rnics.get(f"{m.host}/{d}") for d in m.epochs}
+        return any(r is None or r.removed_ns or r.info.epoch != m.epochs[d] for d, r in known.items())
+
     def listed(self, now_ns: int) -> set[str]:
         """The RNICs that belong in probe lists: registered, and neither said goodbye nor gone for ten minutes.
 

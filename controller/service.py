@@ -133,7 +133,11 @@ class Controller:
                 self.publisher.registry_changed()
                 self.wake.set()
         elif topic.kind == topics.STATE:
-            if self.registry.agent_state(decode(payload, AgentState, topic.host, cluster), now):
+            state = decode(payload, AgentState, topic.host, cluster)
+            if self.registry.agent_state(state, now):
+                self.wake.set()
+            if self.registry.missed(state):
+                self.publisher.ask_who(topic.host)
                 self.wake.set()
         elif topic.kind == topics.PATHS:
             paths = decode(payload, Paths, topic.host, cluster)

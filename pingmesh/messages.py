@@ -69,12 +69,18 @@ class Register(Message, tag="register"):
     software: str = ""
 
 
+class WhoAreYou(Message, tag="who"):
+    """From the controller: it does not know this agent's registration; register now."""
+
+
 class AgentState(Message, tag="state"):
     """Retained. `died` is the last will: the process or its connection ended without a goodbye."""
 
     boot: int
     state: Literal["online", "stopped", "died"]
     at_ns: int = 0
+    epochs: dict[str, int] = {}
+    """Of an online agent, by device. It is retained, a registration is not: who has missed one sees it here."""
 
 
 class ProbeClass(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -430,6 +436,7 @@ AnyMessage = (
     | Confirm
     | ConfirmResult
     | Retrace
+    | WhoAreYou
     | Verdicts
     | Summary
     | OpenIncidents

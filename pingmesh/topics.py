@@ -20,7 +20,7 @@ ANSWER = "answer"  # Answer | ConfirmResult
 # To an agent.
 LIST = "list"  # ProbeList, retained, topic <host>/list/<device>
 PEERS = "peers"  # PeerUpdate
-ASK = "ask"  # Ask | Confirm | Retrace
+ASK = "ask"  # Ask | Confirm | Retrace from the analyzer, WhoAreYou from the controller
 
 # Between the analyzer and the controller.
 VERDICTS = "verdicts"  # from _analyzer: Verdicts

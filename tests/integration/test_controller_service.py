@@ -183,6 +183,38 @@ async def test_restart_of_the_controller_reshuffles_nothing(rig: Rig) -> None:
     assert decode(rig.heard["incidents"], OpenIncidents).open[0].component == "leaf1--spine1"
 
 
+async def test_registrations_made_while_no_controller_listened_are_asked_for(
+    broker: BrokerSettings, tmp_path: Path
+) -> None:
+    rig = Rig(broker, tmp_path, T)
+    rig.start("ear", *T.hosts)
+    await rig.until(lambda: all(a.bus.connected.is_set() for a in rig.agents.values()))
+    rig.start("controller")
+    await rig.covered()
+    agent = rig.agents["h1"]
+    await rig.stop("controller")
+    agent.epoch = 42
+    await agent.hello()
+    rig.start("controller")
+    others = [a for h, a in rig.agents.items() if h != "h1"]
+    await rig.until(lambda: all(p.epoch == 42 for a in others for u in a.updates for p in u.peers), 5)
+    await rig.until(lambda: any(a.updates for a in others), 5)
+    await rig.stop(*rig.tasks)
+
+
+async def test_an_agent_that_cannot_be_registered_is_not_asked_all_the_time(
+    broker: BrokerSettings, tmp_path: Path
+) -> None:
+    rig = Rig(broker, tmp_path, T)
+    agent = rig.agents["h1"]
+    agent.refused = True
+    rig.start("ear", "controller", "h1")
+    await rig.until(lambda: agent.asked)
+    await asyncio.sleep(1.5)
+    assert agent.asked == 1
+    await rig.stop(*rig.tasks)
+
+
 async def test_goodbye_and_return(rig: Rig) -> None:
     flows = {h: a.lists["rnic0"].flows for h, a in rig.agents.items()}
     number = rig.agents["h1"].lists["rnic0"].number

@@ -17,6 +17,7 @@ from pingmesh.messages import (
     Register,
     RnicInfo,
     TracedPath,
+    WhoAreYou,
     decode,
     encode,
 )
@@ -79,6 +80,10 @@ class FakeAgent:
         self.host = host
         self.boot = boot
         self.epoch = epoch
+        self.refused = False
+        """Registers with a mistake."""
+        self.asked = 0
+        """How often the controller wanted to know who this is."""
         self.lists: dict[str, ProbeList] = {}
         self.updates: list[PeerUpdate] = []
         self.received: list[tuple[str, int]] = []
@@ -88,28 +93,37 @@ class FakeAgent:
         self.bus = Bus(
             broker,
             f"fake-{host}",
-            [f"{topics.ROOT}/{c}/{host}/list/+", f"{topics.ROOT}/{c}/{host}/peers"],
+            [f"{topics.ROOT}/{c}/{host}/{k}" for k in ("list/+", topics.PEERS, topics.ASK)],
             self._take,
-            on_connect=self._hello,
+            on_connect=self.hello,
             will=Will(str(self._state), encode(self._say("died"))),
         )
 
     def _say(self, state: str) -> AgentState:
-        return AgentState(cluster=self.fabric.t.cluster, host=self.host, boot=self.boot, state=state)  # type: ignore[arg-type]
+        epochs = dict.fromkeys(self._devices(), self.epoch) if state == "online" else {}
+        cluster = self.fabric.t.cluster
+        return AgentState(cluster=cluster, host=self.host, boot=self.boot, state=state, epochs=epochs)  # type: ignore[arg-type]
 
-    async def _hello(self) -> None:
+    def _devices(self) -> list[str]:
+        return [r.device for r in self.fabric.t.hosts.get(self.host, ())] or ["rnic0"]
+
+    async def hello(self) -> None:
         await self.register()
         await self.bus.publish(self._state, encode(self._say("online")), qos=1, retain=True)
 
     async def register(self) -> None:
-        devices = [r.device for r in self.fabric.t.hosts.get(self.host, ())] or ["rnic0"]
-        m = register(self.fabric.t, self.host, devices, self.boot, self.epoch)
+        m = register(self.fabric.t, self.host, self._devices() * (1 + self.refused), self.boot, self.epoch)
         await self.bus.publish(topics.Topic(m.cluster, self.host, topics.REGISTER), encode(m), qos=1)
 
     async def goodbye(self) -> None:
         await self.bus.publish(self._state, encode(self._say("stopped")), qos=1, retain=True)
 
     async def _take(self, topic: topics.Topic, payload: bytes) -> None:
+        if topic.kind == topics.ASK:
+            decode(payload, WhoAreYou, self.host)
+            self.asked += 1
+            await self.hello()
+            return
         if topic.kind == topics.PEERS:
             self.updates.append(decode(payload, PeerUpdate, self.host))
             return

@@ -24,6 +24,7 @@ from pingmesh.messages import (
     ProbeClass,
     ProbeList,
     Retrace,
+    WhoAreYou,
     decode,
     encode,
 )
@@ -210,6 +211,12 @@ async def test_a_late_will_makes_us_say_again_that_we_are_here() -> None:
     rig.give("state", AgentState(**WHO, boot=8, state="online"))
     assert rig.state_lost == 0, "two agents of one name must not answer each other for ever"
     rig.give("state", AgentState(**WHO, boot=6, state="died"))
+    assert rig.state_lost == 1
+
+
+async def test_a_controller_that_does_not_know_us_is_told() -> None:
+    rig = Rig()
+    rig.give("ask", WhoAreYou(**WHO))
     assert rig.state_lost == 1
 
 

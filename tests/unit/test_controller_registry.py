@@ -104,6 +104,18 @@ def test_the_will_of_an_earlier_boot_says_nothing_of_the_next(db: sqlite3.Connec
     assert not r.agent_state(state("nobody", "died"), 3 * S)
 
 
+def test_a_registration_that_was_missed_shows_in_the_state(db: sqlite3.Connection) -> None:
+    r = Registry(db)
+    online = AgentState(cluster="lab", host="h1", boot=1, state="online", epochs={"rnic0": 1})
+    assert r.missed(online)
+    assert not r.missed(state("h1", "died"))
+    r.register(register(T, "h1", ["rnic0"]), S)
+    assert not r.missed(online)
+    assert r.missed(state("h1", "online", boot=2))
+    assert r.missed(AgentState(cluster="lab", host="h1", boot=1, state="online", epochs={"rnic0": 2}))
+    assert r.missed(AgentState(cluster="lab", host="h1", boot=1, state="online", epochs={"rnic0": 1, "rnic1": 1}))
+
+
 def test_a_device_left_out_leaves_and_returns(db: sqlite3.Connection) -> None:
     r = Registry(db)
     t = leaf_spine(1, 1, 1, 2)
