@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 PROBER, RESPONDER = 0, 1
 _IDLE_NS = 1_000_000_000
+_LATE_NS = 10_000_000
+"""From here on a late timer is worth a word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class Engine:
         self._rnics = {t.device: Rnic(t, self._cluster, self._clock, self._make_prober) for t in transports}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = 0
+        self.on_late: Callable[[float], None] = lambda _: None
+        """Told when the probe timer fires 10 ms late or more: by how many seconds."""
         self._started = False
         self._closed = False
 
@@ -140,6 +144,8 @@ class Engine:
     def _tick(self) -> None:
         self._timer = None
         now = self._clock.monotonic_ns()
+        if now - self._timer_ns >= _LATE_NS:
+            self.on_late((now - self._timer_ns) * 1e-9)
         at = now + _IDLE_NS
         try:
             for rnic in self._rnics.values():

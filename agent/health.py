@@ -18,7 +18,8 @@ from pingmesh.messages import Health, RnicHealth
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.05
+TICK_S = 0.25
+"""How often the loop's lag is looked at here; while probes are sent, their timer looks far more often."""
 STALL_S = 0.1
 """A loop this late is told at once, once a second at most: probes will look late or lost for no fault of the fabric."""
 CARRIED_S = 1.0
@@ -97,6 +98,7 @@ class HealthMonitor:
         self._delay = 0.0
         self._steps = 0
         self._due: float | None = None
+        self._stalled, self._told = False, -1.0
         self._last = (-CARRIED_S, 0.0, 0.0)
         self._anchor = self._offset()
         self._began = self._clocks.monotonic()
@@ -108,20 +110,23 @@ class HealthMonitor:
         return self._clocks.wall_ns() - int(self._clocks.monotonic() * 1e9)
 
     async def run(self) -> None:
-        """Tick until cancelled: the loop's lag each 50 ms, clock and cost once a second."""
+        """Tick until cancelled: the loop's lag each 250 ms, clock and cost once a second."""
         ticks = 0
-        stalled, told = False, -1.0
         while True:
             self._due = self._clocks.monotonic() + TICK_S
             await asyncio.sleep(TICK_S)
-            stalled |= self._note_lag() >= STALL_S
-            now = self._clocks.monotonic()
-            if stalled and now - told >= 1.0:
-                stalled, told = False, now
-                self._on_stall()
+            self.late(self._note_lag())
             ticks += 1
-            if ticks % 20 == 0:
+            if ticks % 4 == 0:
                 self.second()
+
+    def late(self, seconds: float) -> None:
+        """Some timer of the loop fired so late; a stall is told at once, once a second at most."""
+        self._loop_lag = max(self._loop_lag, seconds)
+        self._stalled |= seconds >= STALL_S
+        if self._stalled and (now := self._clocks.monotonic()) - self._told >= 1.0:
+            self._stalled, self._told = False, now
+            self._on_stall()
 
     def _note_lag(self) -> float:
         # Also from `peek`: after a stall a question may be answered before the overdue tick runs.

@@ -6,6 +6,7 @@ where `ifconfig`-style flags lag by up to a second.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import ipaddress
 import socket
@@ -21,6 +22,8 @@ _IFLA_IFNAME, _IFLA_MTU, _IFLA_CARRIER_CHANGES = 3, 4, 35
 _IFA_ADDRESS, _IFA_LOCAL, _IFA_FLAGS = 1, 2, 8
 _IFF_UP, _IFF_LOOPBACK, _IFF_LOWER_UP = 1, 8, 1 << 16
 _IFA_F_SECONDARY, _IFA_F_DADFAILED, _IFA_F_TENTATIVE = 0x01, 0x08, 0x40
+
+_RTMGRP_LINK, _RTMGRP_IPV4_IFADDR, _RTMGRP_IPV6_IFADDR = 0x1, 0x10, 0x100
 
 _NLMSG = struct.Struct("=IHHII")
 _IFINFO = struct.Struct("=BxHiII")
@@ -131,6 +134,36 @@ class Netlink:
                 yield answer, body
                 if not flags & _NLM_F_DUMP:
                     return
+
+
+class NetlinkEvents:
+    """Says when links or addresses may have changed: `changed` is set, and what did is to be looked up.
+
+    Without it somebody would have to look several times a second, also on the many days when nothing happens.
+    """
+
+    def __init__(self, changed: asyncio.Event, loop: asyncio.AbstractEventLoop) -> None:
+        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
+        self._socket.setblocking(False)
+        self._socket.bind((0, _RTMGRP_LINK | _RTMGRP_IPV4_IFADDR | _RTMGRP_IPV6_IFADDR))
+        self._changed = changed
+        self._loop = loop
+        loop.add_reader(self._socket.fileno(), self._readable)
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._loop.remove_reader(self._socket.fileno())
+        self._socket.close()
+
+    def _readable(self) -> None:
+        try:
+            while True:
+                self._socket.recv(1 << 16)
+                self._changed.set()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._changed.set()  # more events than the queue holds: something changed for certain
 
 
 def _interface(body: bytes) -> Interface:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,8 +9,6 @@ from dataclasses import dataclass
 from agent.interfaces import LinkSource
 
 log = logging.getLogger(__name__)
-
-POLL_S = 0.25
 
 
 @dataclass(slots=True)
@@ -24,7 +21,7 @@ class LinkState:
 
 
 class LinkWatcher:
-    """Polls the links of some devices and tells of each change.
+    """Looks at the links of some devices when told to, and tells of each change.
 
     A link that went down and came back between two polls shows as two more carrier changes: it is told too.
     """
@@ -49,15 +46,6 @@ class LinkWatcher:
             log.info("link %s", "up" if state.up else "down", extra={"device": device, "flaps": state.flaps})
             self._on_change(device, state)
         return changed
-
-    async def run(self) -> None:
-        """Poll until cancelled."""
-        while True:
-            await asyncio.sleep(POLL_S)
-            try:
-                self.poll()
-            except OSError as error:
-                log.warning("link state cannot be read: %s", error)
 
     def _look(self, device: str) -> bool:
         state = self.states[device]

@@ -21,7 +21,7 @@ from agent.devices import Opener, found_devices, open_transport
 from agent.engine import Engine, TracedFlow
 from agent.health import HealthMonitor
 from agent.inbox import Inbox
-from agent.interfaces import Netlink
+from agent.interfaces import Netlink, NetlinkEvents
 from agent.links import LinkState, LinkWatcher
 from agent.publisher import Publisher, Sender
 from agent.tracing import Tracing
@@ -34,7 +34,10 @@ from pingmesh.messages import WINDOW_NS, AgentState, Event, Register, Report, Rn
 log = logging.getLogger(__name__)
 
 REGISTER_S = 60.0
-DEVICE_CHECK_S = 1.0
+DEVICE_RETRY_S, DEVICE_CHECK_S = 1.0, 5.0
+"""How often devices are looked at: while one is missing, and in case the kernel's word of a change was lost."""
+DEVICE_GAP_S = 0.05
+"""A node whose containers come and go has link events all the time."""
 GOODBYE_S = 0.4
 CLOSE_S = 0.3
 REPORT_MARGIN_S = 0.05
@@ -85,6 +88,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         transports = self._opener.attempt(loop.time())
         self.engine = Engine(settings.agent, settings.cluster, self.host, transports, on_event=self._event, loop=loop)
+        self.engine.on_late = lambda seconds: self.health.late(seconds)
         self._started_ns = self.engine.wall_ns()
         sender = Sender(settings.cluster, self.host, self.boot, self._send, self.engine.wall_ns)
         self.health = HealthMonitor(
@@ -143,7 +147,6 @@ class Agent:
                 for name, work in (
                     ("health", self.health.run()),
                     ("publisher", self.publisher.run()),
-                    ("links", self.links.run()),
                     ("tracing", self.tracing.run()),
                     ("reports", self._run_reports()),
                     ("registration", self._run_registration()),
@@ -280,22 +283,33 @@ class Agent:
         self._register_due.set()
 
     async def _run_devices(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(DEVICE_CHECK_S)
-            try:
-                for device in [d for d, (t, index) in self._open.items() if self._replaced(t, index)]:
-                    log.warning("device came back or changed its address: opened anew", extra={"device": device})
-                    self.tracing.remove(device)
-                    del self._open[device]
-                    self._opener.hurry(device)
-            except OSError as error:
-                log.warning("devices cannot be looked at: %s", error)
-            if self._opener.missing:
-                for transport in self._opener.attempt(loop.time()):
-                    self.engine.add(transport)
-                    self._opened(transport)
-                    log.info("device opened", extra={"device": transport.device, "address": transport.address})
+        changed = asyncio.Event()
+        events = NetlinkEvents(changed, asyncio.get_running_loop())
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(DEVICE_RETRY_S if self._opener.missing else DEVICE_CHECK_S):
+                        await changed.wait()
+                changed.clear()
+                try:
+                    self._look_at_devices()
+                except OSError as error:
+                    log.warning("devices cannot be looked at: %s", error)
+                await asyncio.sleep(DEVICE_GAP_S)
+        finally:
+            events.close()
+
+    def _look_at_devices(self) -> None:
+        self.links.poll()
+        for device in [d for d, (t, index) in self._open.items() if self._replaced(t, index)]:
+            log.warning("device came back or changed its address: opened anew", extra={"device": device})
+            self.tracing.remove(device)
+            del self._open[device]
+            self._opener.hurry(device)
+        for transport in self._opener.attempt(asyncio.get_running_loop().time()):
+            self.engine.add(transport)
+            self._opened(transport)
+            log.info("device opened", extra={"device": transport.device, "address": transport.address})
 
     def _replaced(self, transport: Transport, index: int) -> bool:
         """Whether sockets of this device and address are of no more use; addresses that are gone may come back."""

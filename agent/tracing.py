@@ -16,6 +16,7 @@ from pingmesh.messages import LATE, LOST, NO_RTT, OVERDUE, Event, TracedPath
 log = logging.getLogger(__name__)
 
 REFRESH_S = 2.0
+GAP_S = 0.01
 READ_AT_ONCE = 64
 _LOSSES = frozenset({OVERDUE, LOST, LATE, NO_RTT})
 
@@ -109,12 +110,12 @@ class Tracing:
                 self._next_refresh = loop.time() + REFRESH_S
             self._wake.clear()
             delay = min((t.step() for t in self._tracers.values()), default=REFRESH_S)
-            try:
+            timer = loop.call_later(min(max(delay, GAP_S), REFRESH_S), self._wake.set)
+            await self._wake.wait()
+            if loop.time() < timer.when():
+                timer.cancel()
                 # A storm of losses must not turn this into a busy loop.
-                await asyncio.sleep(0.01)
-                await asyncio.wait_for(self._wake.wait(), min(delay, REFRESH_S))
-            except TimeoutError:
-                pass
+                await asyncio.sleep(GAP_S)
 
     def counters(self) -> dict[str, int]:
         """Totals over all RNICs."""

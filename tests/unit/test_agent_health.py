@@ -111,14 +111,31 @@ async def test_a_stalled_loop_is_seen_even_before_its_timer_runs(tmp_path: Path)
     task = asyncio.create_task(monitor.run())
     await asyncio.sleep(0.12)
     quiet = monitor.peek().loop_lag_max
-    time.sleep(0.2)  # noqa: ASYNC251 - the stall under test
+    time.sleep(0.4)  # noqa: ASYNC251 - the stall under test
     stalled = monitor.peek().loop_lag_max
     await asyncio.sleep(0.02)
     assert told, "told at once, without waiting for the report"
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert quiet < 140
-    assert stalled >= 140
+    assert stalled >= 250
+
+
+async def test_a_stall_that_the_probe_timer_saw_is_told_once_a_second(tmp_path: Path) -> None:
+    told: list[str] = []
+    now = [100.0]
+    clocks = Clocks(monotonic=lambda: now[0])
+    monitor = HealthMonitor(0.2, cgroup=nothing(tmp_path), on_stall=lambda: told.append("stall"), clocks=clocks)
+    monitor.late(0.02)
+    assert (monitor.peek().loop_lag_max, told) == (pytest.approx(20), [])
+    monitor.late(0.15)
+    now[0] += 0.5
+    monitor.late(0.12)
+    assert told == ["stall"], "not again within the second"
+    now[0] += 0.6
+    monitor.late(0.0)
+    assert told == ["stall", "stall"], "the second one is not forgotten"
+    assert monitor.take().loop_lag_max == pytest.approx(150)
 
 
 def write(path: Path, text: str) -> None:
