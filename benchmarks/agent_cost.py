@@ -61,6 +61,7 @@ CLUSTER = "bench"
 BROKER = ("10.8.0.1", 1883)
 PACKETS_PER_PROBE = 3
 ROUNDS = 5
+QUICK_ROUNDS = 2
 START_S = 15.0
 """Within this time agents register and the parts of `pingmesh up` run."""
 
@@ -449,7 +450,7 @@ def part(name: str, rest: list[str]) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="shorter runs and no profile, under 2 minutes in all")
+    parser.add_argument("--quick", action="store_true", help="shorter runs and no profile, under 50 s in all")
     parser.add_argument("--json", metavar="FILE", help="write the figures here")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--part", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -474,7 +475,7 @@ def main() -> int:
 
 
 def measure(directory: Path, quick: bool) -> dict[str, object]:
-    warm_up, seconds = (1.0, 15.0) if quick else (2.0, 60.0)
+    warm_up, seconds = (0.5, 5.0) if quick else (2.0, 60.0)
     broker_name = "mosquitto" if find_mosquitto() else "amqtt (mosquitto is not installed)"
     print(f"broker: {broker_name}; machine: {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     result: dict[str, object] = {
@@ -487,7 +488,7 @@ def measure(directory: Path, quick: bool) -> dict[str, object]:
     rig = Rig(8)
     broker = subprocess.Popen(broker_command(*BROKER, directory / "broker"), stderr=subprocess.DEVNULL)
     try:
-        result |= measure_rates(rig, warm_up, seconds)
+        result |= measure_rates(rig, warm_up, seconds, QUICK_ROUNDS if quick else ROUNDS)
         if not quick:
             profiled = asyncio.run(measure_agents(rig, 8, 150, warm_up, 5.0, profile=True))
             print("where it goes (cProfile, side that probes and answers 1,200/s; the profiler itself costs much):")
@@ -505,16 +506,16 @@ def measure(directory: Path, quick: bool) -> dict[str, object]:
     return result
 
 
-def measure_rates(rig: Rig, warm_up: float, seconds: float) -> dict[str, object]:
+def measure_rates(rig: Rig, warm_up: float, seconds: float, rounds: int) -> dict[str, object]:
     """Agents and bare loops at the two rates, and an agent of eight RNICs."""
     result: dict[str, object] = {}
     bare_fast = 0.0
     for rate, target in ((100, 2.5), (1200, 1.5)):
         print(f"{rate:,} probes/s per agent, one RNIC, probing and answering")
         bare, one = [], []
-        for _ in range(ROUNDS):  # in turn: the machine's speed changes by the minute
-            bare.append(measure_bare(rig, rate, warm_up, seconds / ROUNDS))
-            one.append(asyncio.run(measure_agents(rig, 1, rate, warm_up, seconds / ROUNDS)))
+        for _ in range(rounds):  # in turn: the machine's speed changes by the minute
+            bare.append(measure_bare(rig, rate, warm_up, seconds / rounds))
+            one.append(asyncio.run(measure_agents(rig, 1, rate, warm_up, seconds / rounds)))
             show("bare loop", dict(bare[-1]))
             show("agent", one[-1])
             del one[-1]["profile"]
