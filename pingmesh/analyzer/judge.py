@@ -12,7 +12,7 @@ from pingmesh.analyzer.flows import ACK, FlowBook, Walk
 from pingmesh.analyzer.host_rules import SECOND, HostView, judge_hosts
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.localise import Localiser, Suspect
-from pingmesh.analyzer.observe import crosses, delay_observations, loss_observations, paths_of, totals
+from pingmesh.analyzer.observe import SLOW_NS, crosses, delay_observations, loss_observations, paths_of, totals
 from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore
 from pingmesh.analyzer.symptoms import Crossing, crossings, per_class, symptom_of
 from pingmesh.messages import FindingReport, Verdict
@@ -24,7 +24,6 @@ WINDOW_MARGIN_NS = SECOND // 4
 fault, so that a black hole is not taken for a part's loss."""
 UNWALKED_LOG_CHANCE = math.log(1e-4)
 MIN_LOST = 3
-SLOW_NS = 2_000_000
 SLOW_FACTOR = 8
 SLOW_FLOWS = 3
 SHOWN_FLOWS = 6

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook, PathSet
 from pingmesh.analyzer.localise import Observation
 from pingmesh.analyzer.samples import ROUND_TRIP, Sample
 
 _ALTERNATIVES = 16
+SLOW_NS = 2_000_000
+"""Round trips that took longer are slow, whatever the baseline."""
 
 
 Sums = dict[tuple[Flow, int, str, PathSet], tuple[int, int]]
@@ -28,6 +31,30 @@ def paths_of(book: FlowBook, flow: Flow, role: int, when: int) -> PathSet:
 def crosses(paths: PathSet, elements: frozenset[str]) -> bool:
     """Whether every possible path crosses one of the elements."""
     return bool(paths) and all(not elements.isdisjoint(p) for p in paths)
+
+
+@dataclass(frozen=True, slots=True)
+class Walked:
+    """What crossed a component. `last_lost`: end of the last sample (ns) with a loss, 0 without one."""
+
+    sent: int
+    last_lost: int
+    delayed: int
+
+
+def walked_since(book: FlowBook, samples: Iterable[Sample], elements: frozenset[str]) -> Walked:
+    """Sums of the one-way samples whose tuples, as last seen, cross one of the elements.
+
+    Tuples that have come back to a component speak for it at once.
+    """
+    sent = last_lost = delayed = 0
+    for s in samples:
+        if s.role != ROUND_TRIP and crosses(book.last_seen_paths(s.flow, s.role, s.start), elements):
+            sent += s.sent
+            delayed += s.rtt_ns > SLOW_NS
+            if s.lost > 0:
+                last_lost = max(last_lost, s.end)
+    return Walked(sent, last_lost, delayed)
 
 
 def totals(book: FlowBook, samples: Iterable[Sample]) -> Sums:

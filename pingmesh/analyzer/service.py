@@ -13,10 +13,10 @@ from pingmesh.analyzer.findings import Findings
 from pingmesh.analyzer.flows import Flow, FlowBook
 from pingmesh.analyzer.host_rules import SECOND
 from pingmesh.analyzer.hosts import HostBook
-from pingmesh.analyzer.judge import SLOW_NS, Judge, Judgement
+from pingmesh.analyzer.judge import Judge, Judgement
 from pingmesh.analyzer.localise import Localiser, localise
 from pingmesh.analyzer.moves import Moves
-from pingmesh.analyzer.observe import crosses, paths_of
+from pingmesh.analyzer.observe import SLOW_NS, crosses, paths_of, walked_since
 from pingmesh.analyzer.questions import Questions
 from pingmesh.analyzer.rounds import Rounds
 from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore, check_columns
@@ -444,17 +444,12 @@ class Analyzer:
             name, _, device = v.component.partition("/")
             if device in self._hosts.get(name).down:
                 return False
-        sent = lost = 0
-        delayed = 0
-        for s in self._store.since(track.last_bad):
-            if s.role == ROUND_TRIP:
-                continue
-            # Tuples that have come back to the component speak for it at once.
-            if crosses(self._book.last_seen_paths(s.flow, s.role, s.start), track.elements):
-                sent += s.sent
-                lost += s.lost
-                delayed += s.rtt_ns > SLOW_NS
-        return sent >= CLOSE_PACKETS and lost == 0 and (v.symptom != "high_rtt" or delayed == 0)
+        walked = walked_since(self._book, self._store.since(track.last_bad), track.elements)
+        if walked.last_lost:
+            # Lost on what was not known to be this component's path then: bad all the same, but no more than once.
+            track.last_bad = walked.last_lost
+            return False
+        return walked.sent >= CLOSE_PACKETS and (v.symptom != "high_rtt" or not walked.delayed)
 
     async def _publish_verdicts(self, now: int, j: Judgement) -> None:
         self._findings.from_judgement(j.findings, self._store, self._book, now)

@@ -11,6 +11,7 @@ from pingmesh.analyzer.flows import ACK, PROBE, FlowBook
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.judge import Judge
 from pingmesh.analyzer.localise import localise
+from pingmesh.analyzer.observe import walked_since
 from pingmesh.analyzer.samples import Sample, SampleStore
 from pingmesh.messages import Flow, Peer, ProbeClass, ProbeList, RnicHealth, TracedPath, Verdict
 from topology.generate import leaf_spine
@@ -190,3 +191,14 @@ def test_the_only_rnic_of_a_tor_cannot_be_told_from_its_tor() -> None:
     fabric.probe(on("h2/rnic0 rx", rate=0.3))
     (v,) = fabric.verdicts()
     assert {v.component, *v.alternatives} >= {"h2/rnic0", "leaf2"}
+
+
+def test_what_speaks_for_a_component_that_was_bad(fabric: Fabric) -> None:
+    broken = frozenset({"leaf2->spine3"})
+    fabric.probe(on(rate=0.0))
+    well = walked_since(fabric.book, fabric.store.since(T), broken)
+    assert (well.sent > 100, well.last_lost, well.delayed) == (True, 0, 0)
+    fabric.probe(on("leaf2->spine3", rate=0.3), at=T + 5 * S)
+    assert walked_since(fabric.book, fabric.store.since(T), broken).last_lost == T + 6 * S
+    fabric.probe(on(rate=0.0), at=T + 8 * S)
+    assert walked_since(fabric.book, fabric.store.since(T + 6 * S), broken) == well
