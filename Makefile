@@ -1,6 +1,7 @@
 # make setup   environment in .venv (installs missing Debian packages when root)
 # make demo    a fabric on this machine, four faults, four verdicts (under 5 minutes)
 # make test    lint, types, import rules, tests
+# make test-vm tests of RDMA inside a virtual machine with Soft-RoCE (QEMU; no KVM needed)
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 VENV := .venv
@@ -9,10 +10,10 @@ STAMP := $(VENV)/.stamp
 # Python that makes the environment; empty: the first >= 3.11 that can, /usr/bin/python3 preferred.
 PYTHON ?=
 
-.PHONY: help setup demo test lint format lock clean
+.PHONY: help setup demo test test-vm lint format lock clean
 
 help:
-	@sed -n '1,3s/^# //p' Makefile
+	@sed -n '1,4s/^# //p' Makefile
 
 setup: $(STAMP)
 
@@ -31,6 +32,10 @@ lint: setup
 
 test: lint
 	$(BIN)/pytest
+
+# VM_TESTS="tests/vm/test_x.py -k name": only those.
+test-vm: setup
+	@tools/test-vm.sh "$(VENV)" $(VM_TESTS)
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+INSIDE = os.environ.get("PINGMESH_VM") == "1"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    outside = pytest.mark.skip(reason="runs inside the virtual machine: make test-vm")
+    for item in items:
+        if not INSIDE and item.path.is_relative_to(HERE):
+            item.add_marker(outside)
