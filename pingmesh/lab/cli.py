@@ -40,6 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     up.add_argument("--pods", type=int, metavar="N", help="three tiers, with N pods")
     up.add_argument("--aggs", type=int, default=2, help="with --pods: aggregation switches of each pod (default 2)")
     up.add_argument("--family", type=int, choices=(4, 6), default=4, help="IPv4 or IPv6 on the fabric")
+    up.add_argument(
+        "--transport",
+        choices=("soft", "verbs"),
+        default="soft",
+        help="verbs: RDMA over Soft-RoCE, in a virtual machine that is there for this (default soft)",
+    )
     up.add_argument("--topology", type=Path, metavar="FILE", help="build this topology instead")
     up.add_argument("--seed", type=int, help="makes the routers' hash seeds (default: drawn)")
     up.add_argument(
@@ -157,6 +163,7 @@ def _up(args: argparse.Namespace) -> int:
             hashing=args.hash,
             agents=not args.no_agents,
             log_level=args.log_level,
+            transport=args.transport,
         )
     except KeyboardInterrupt:
         print("pingmesh: interrupted; the lab was removed", file=sys.stderr)

@@ -11,6 +11,7 @@ from pingmesh.lab import hashing, names, namespaces, sysctls
 from pingmesh.lab.hashing import HashKind
 from pingmesh.lab.hosts import HostKind
 from pingmesh.lab.routes import RouteManager
+from pingmesh.lab.shared_network import LOCAL_PREFERENCE, MANAGEMENT_TABLE
 from topology.model import Link, Rnic, Topology
 
 MTU = 4200
@@ -35,6 +36,7 @@ class Fabric:
         Raises LabError, before anything is built, for a topology that no lab can be made of.
         """
         names.check(topology)
+        hosts.check(topology)
         self.topology = topology
         self.hosts = hosts
         self.seed = seed
@@ -42,6 +44,7 @@ class Fabric:
         self.hash_kind = hash_kind or HashKind.available(self._families)
         self.interfaces = names.switch_interfaces(topology)
         self.routes = RouteManager(topology, self.interfaces, buckets=self.hash_kind.buckets)
+        self._numbers = _numbers(topology, hosts)
 
     # What faults and tests use
 
@@ -85,28 +88,47 @@ class Fabric:
         leg = rnic.legs[0]
         return (rnic.host, self.interface(rnic.host, rnic.device)), (leg.switch, self.interface(leg.switch, leg.port))
 
-    def management_port(self, host: str) -> str:
-        """The device of the management bridge, in the lab's own namespace, to which a host is plugged."""
-        return f"m{list(self.topology.hosts).index(host) + 1}"
-
     def management_address(self, host: str) -> str:
         """The host's address on the management network."""
         number = list(self.topology.hosts).index(host) + 1
         return f"10.254.{number // 250 + 1}.{number % 250 + 1}"
 
-    def set_device(self, node: str | None, device: str, *, up: bool) -> None:
-        """Set a network device up or down (None: of the lab's own namespace), and bring back what the kernel removes.
+    def broker_address(self, host: str) -> str:
+        """Where a host's agent finds the broker.
+
+        Hosts that share the lab's namespace have an address each, by which one can be cut off from the broker.
+        """
+        return self.management_address(host) if self.hosts.namespace(host) is None else MANAGEMENT_ADDRESS
+
+    @property
+    def broker_listens(self) -> str:
+        """The address that the broker has to listen on so that all find it."""
+        return "0.0.0.0" if self._shared() else MANAGEMENT_ADDRESS  # noqa: S104 - the addresses of all hosts
+
+    def set_management(self, host: str, *, up: bool) -> None:
+        """Cut a host off from the management network, without a sign to either side, or connect it again."""
+        port = self._management_port(host)
+        if self.hosts.namespace(host) is not None:
+            namespaces.ip_batch([f"link set {port} {'up' if up else 'down'}"])
+            return
+        chain = f"{MANAGEMENT_TABLE} {port}"
+        hook = "{ type filter hook output priority 0; }"
+        drop = f"add table {MANAGEMENT_TABLE}\nadd chain {chain} {hook}\nflush chain {chain}\n"
+        drop += f"add rule {chain} ip daddr {self.management_address(host)} drop\n"
+        self.nft(host, f"delete chain {chain}\n" if up else drop)
+
+    def set_device(self, node: str, device: str, *, up: bool) -> None:
+        """Set a network device of a node up or down, and bring back what the kernel removes.
 
         The kernel forgets routes over a device that is set down; set up, the device gets them again.
         """
-        name = self.namespace(node) if node else None
         lines = [f"link set {device} {'up' if up else 'down'}"]
         if up and node in self.topology.hosts:
-            ends = {self.rnic_ends(r)[0][1]: r for r in self.topology.hosts[str(node)]}
+            ends = {self.rnic_ends(r)[0][1]: r for r in self.topology.hosts[node]}
             lines += self._host_routes(ends[device]) if device in ends else []
-        namespaces.ip_batch(lines, name)
+        namespaces.ip_batch(lines, self.namespace(node))
         if node in self.topology.switches:
-            self.routes.device_changed(str(node), device, up=up)
+            self.routes.device_changed(node, device, up=up)
 
     # Building
 
@@ -119,27 +141,45 @@ class Fabric:
         namespaces.ip_batch(f"netns add {n}" for n in nodes)
         # Before any device exists: a device takes what is the default when it is made.
         self._each(nodes, self._write_sysctls)
+        shared = self._shared()
+        devices = [self.hosts.interface(r) for r in shared]
+        if shared:
+            rules = [p + self._numbers[r.name] for r in shared for p in (100, 200)]
+            self.hosts.prepare([*devices, BRIDGE], [*rules, LOCAL_PREFERENCE])
         namespaces.ip_batch(self._cable_lines())
         namespaces.ip_batch(self._management_lines())
         self._each(nodes, lambda n: namespaces.inside(n, sysctls.keep_neighbours))
         self._each(nodes, lambda n: namespaces.ip_batch(self._node_lines(n), n))
         self._each(list(self.topology.switches), self._load_nft)
+        if shared:
+            for device in devices:
+                sysctls.keep_neighbours(device)
+            namespaces.ip_batch(self._host_lines(shared))
+            self.hosts.attach(shared)
         self.resolve_neighbours()
+
+    def close(self) -> None:
+        """Take back what would outlive the lab's processes. Idempotent."""
+        self.hosts.close()
 
     def resolve_neighbours(self) -> None:
         """Make every node look up its neighbours, so that no first probe waits for an answer or is dropped."""
-        targets: dict[str | None, list[str]] = {}
+        targets: dict[str | None, list[tuple[str | None, str]]] = {}
         for k in self.topology.links:
-            targets.setdefault(k.a, []).append(str(k.b_address))
-            targets.setdefault(k.b, []).append(str(k.a_address))
+            targets.setdefault(k.a, []).append((None, str(k.b_address)))
+            targets.setdefault(k.b, []).append((None, str(k.a_address)))
         for r in self.topology.rnics.values():
-            targets.setdefault(r.legs[0].switch, []).append(str(r.address))
-            targets.setdefault(self.hosts.namespace(r.host), []).append(str(r.legs[0].switch_address))
-        for node, addresses in targets.items():
+            targets.setdefault(r.legs[0].switch, []).append((None, str(r.address)))
+            targets.setdefault(self.hosts.namespace(r.host), []).append((r.address, str(r.legs[0].switch_address)))
+        for node, pairs in targets.items():
             if node is None:
-                _knock(addresses)
+                _knock(pairs)
             else:
-                namespaces.inside(node, lambda a=addresses: _knock(a))  # type: ignore[misc]
+                namespaces.inside(node, lambda p=pairs: _knock(p))  # type: ignore[misc]
+
+    def _shared(self) -> list[Rnic]:
+        """The RNICs of hosts that have no namespace of their own."""
+        return [r for r in self.topology.rnics.values() if self.hosts.namespace(r.host) is None]
 
     def _each(self, nodes: Sequence[str], work: Callable[[str], None]) -> None:
         with ThreadPoolExecutor(max_workers=_BUILDERS) as pool:
@@ -172,11 +212,17 @@ class Fabric:
         ]
         for host in self.topology.hosts:
             name = self.hosts.namespace(host)
-            if name is not None:
-                port = self.management_port(host)
+            if name is None:
+                lines.append(f"addr add {self.management_address(host)}/32 dev {BRIDGE}")
+            else:
+                port = self._management_port(host)
                 lines.append(f"link add {port} type veth peer name {MANAGEMENT_PORT} netns {name}")
                 lines.append(f"link set {port} master {BRIDGE} up")
         return lines
+
+    def _management_port(self, host: str) -> str:
+        """The device of the management bridge to which a host is plugged."""
+        return f"m{list(self.topology.hosts).index(host) + 1}"
 
     def _write_sysctls(self, node: str) -> None:
         is_switch = node in self.topology.switches
@@ -217,32 +263,32 @@ class Fabric:
     def _host_lines(self, rnics: Sequence[Rnic]) -> list[str]:
         """Each RNIC's traffic, by source address or device, leaves by its own cable.
 
-        With several RNICs, packets from one to another of the same host take the fabric too: the `local` table is
-        asked after the rules of the RNICs, which see only what the host itself sends.
+        With several RNICs, packets from one to another of the same namespace take the fabric too: the `local` table
+        is asked after the rules of the RNICs, which see only what the host itself sends.
         """
         lines = []
-        for number, r in enumerate(rnics, 1):
-            device = self.rnic_ends(r)[0][1]
+        for r in rnics:
+            number, device = self._numbers[r.name], self.rnic_ends(r)[0][1]
             flag = _flag(str(r.address))
             lines += [_address(str(r.address), r.legs[0].switch_address, device), f"link set {device} up"]
             lines.append(f"{flag}rule add pref {100 + number} iif lo from {r.address} lookup {100 + number}")
             lines.append(f"{flag}rule add pref {200 + number} iif lo oif {device} lookup {100 + number}")
         for flag in sorted({_flag(str(r.address)) for r in rnics}) if len(rnics) > 1 else []:
-            lines += [f"{flag}rule add pref 300 lookup local", f"{flag}rule del pref 0"]
+            lines += [f"{flag}rule add pref {LOCAL_PREFERENCE} lookup local", f"{flag}rule del pref 0"]
         for r in rnics:
             lines += self._host_routes(r)
         return lines
 
     def _host_routes(self, rnic: Rnic) -> list[str]:
-        """The routes of one RNIC: its own table, and the main table, where the first RNIC is preferred."""
+        """The routes of one RNIC: its own table, and its host's main table, where the first RNIC is preferred."""
         device = self.rnic_ends(rnic)[0][1]
-        number = self.topology.hosts[rnic.host].index(rnic) + 1
+        number = self._numbers[rnic.name]
         via = f"default via {rnic.legs[0].switch_address} dev {device}"
         flag = _flag(str(rnic.address))
-        return [
-            f"{flag}route replace {via} src {rnic.address} table {100 + number}",
-            f"{flag}route replace {via} src {rnic.address} metric {number}",
-        ]
+        lines = [f"{flag}route replace {via} src {rnic.address} table {100 + number}"]
+        if self.hosts.namespace(rnic.host) is not None:
+            lines.append(f"{flag}route replace {via} src {rnic.address} metric {number}")
+        return lines
 
     def _load_nft(self, switch: str) -> None:
         limit = self.topology.switches[switch].icmp_limit
@@ -250,6 +296,16 @@ class Fabric:
         if self.hash_kind is HashKind.NFT:
             script += hashing.nft_hash(hashing.router_seed(self.seed, switch))
         self.nft(switch, script)
+
+
+def _numbers(topology: Topology, hosts: HostKind) -> dict[str, int]:
+    """The number of each RNIC, 1 .., among those of its namespace."""
+    counts: dict[str | None, int] = {}
+    numbers: dict[str, int] = {}
+    for r in topology.rnics.values():
+        name = hosts.namespace(r.host)
+        numbers[r.name] = counts[name] = counts.get(name, 0) + 1
+    return numbers
 
 
 def _flag(address: str) -> str:
@@ -269,18 +325,16 @@ def _address(address: str, peer: str | None, device: str) -> str:
     return f"{flag}addr add {prefix} dev {device}{how}"
 
 
-def _knock(addresses: Sequence[str]) -> None:
-    """Send one datagram to the discard port of each address; that it may be refused does not matter."""
-    for family in (socket.AF_INET, socket.AF_INET6):
-        mine = [a for a in addresses if (":" in a) == (family == socket.AF_INET6)]
-        if not mine:
-            continue
-        with socket.socket(family, socket.SOCK_DGRAM) as s:
-            for address in mine:
-                try:
-                    s.sendto(b"", (address, 9))
-                except OSError:
-                    continue  # a device that is not up yet: the first probe resolves it
+def _knock(pairs: Sequence[tuple[str | None, str]]) -> None:
+    """Send a datagram to the discard port of each (source, target); that it may be refused does not matter."""
+    for source, target in pairs:
+        with socket.socket(socket.AF_INET6 if ":" in target else socket.AF_INET, socket.SOCK_DGRAM) as s:
+            try:
+                if source:
+                    s.bind((source, 0))
+                s.sendto(b"", (target, 9))
+            except OSError:
+                continue  # a device that is not up yet: the first probe resolves it
 
 
 _ICMP_LIMIT = """\

@@ -32,10 +32,14 @@ def refused() -> LabError:
     return LabError(REFUSED_ROOT if os.geteuid() == 0 else REFUSED_USER)
 
 
-def isolated_command(argv: Sequence[str]) -> list[str]:
-    """The command line that runs `argv` as the init of new namespaces; it dies with the process that starts it."""
+def isolated_command(argv: Sequence[str], *, shares_network: bool = False) -> list[str]:
+    """The command line that runs `argv` as the init of new namespaces; it dies with the process that starts it.
+
+    `shares_network`: it stays in our network namespace.
+    """
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    return ["unshare", *user, "--mount", "--net", "--pid", "--fork", "--kill-child", "--", *argv]
+    network = [] if shares_network else ["--net"]
+    return ["unshare", *user, "--mount", *network, "--pid", "--fork", "--kill-child", "--", *argv]
 
 
 def enter_command(record: LabRecord, argv: Sequence[str]) -> list[str]:

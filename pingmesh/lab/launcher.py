@@ -62,7 +62,7 @@ def _run_supervisor(options: LabOptions, state: StateDirectory, progress: Progre
         try:
             # A session of its own: Ctrl-C is for the launcher, which then ends the lab in good order.
             child = subprocess.Popen(
-                isolation.isolated_command(argv),
+                isolation.isolated_command(argv, shares_network=options.transport == "verbs"),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,

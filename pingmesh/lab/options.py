@@ -29,6 +29,8 @@ class LabOptions(msgspec.Struct, frozen=True, kw_only=True):
     agents: bool = True
     """False: the fabric only, without broker, controller, analyzer and agents."""
     log_level: str = "info"
+    transport: str = "soft"
+    """`soft`: a namespace per host. `verbs`: Soft-RoCE devices, with all hosts in the machine's own namespace."""
 
     def generate(self) -> Topology:
         """The fabric of that shape. Raises ValueError for a shape that cannot be."""

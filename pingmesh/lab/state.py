@@ -15,6 +15,7 @@ import msgspec
 from pingmesh.lab.cgroup import remove_tree
 from pingmesh.lab.directory import default_directory
 from pingmesh.lab.namespaces import LabError
+from pingmesh.lab.shared_network import SharedNetwork
 
 _MAX_SOCKET_PATH = 100
 DYING_S = 5.0
@@ -79,6 +80,11 @@ class StateDirectory:
     def record_file(self) -> Path:
         """See LabRecord."""
         return self.path / "lab.json"
+
+    @property
+    def network(self) -> SharedNetwork:
+        """What the lab has borrowed of the machine's own network; nothing, unless its hosts share that."""
+        return SharedNetwork(self.path / "network.json")
 
     def record(self) -> LabRecord | None:
         """What the last lab wrote about itself; None if there was none, or what it wrote cannot be read."""
@@ -162,10 +168,11 @@ class StateDirectory:
         return True
 
     def clean_up(self, *, keep_logs: bool = False) -> None:
-        """Remove what a lab that has ended left: control groups, sockets, files."""
+        """Remove what a lab that has ended left: control groups, changes of the machine's network, sockets, files."""
         record = self.record()
         if record and record.cgroup:
             remove_tree(Path(record.cgroup))
+        self.network.give_back()
         if not self.path.exists():
             return
         for entry in self.path.iterdir():
@@ -186,4 +193,14 @@ class StateDirectory:
             self.path.rmdir()
 
 
-_OURS = {"lab.sock", "controller.sock", "topology.yaml", "logs", "lab.json", "lab.json.new", "lock", "broker"}
+_OURS = {
+    "lab.sock",
+    "controller.sock",
+    "topology.yaml",
+    "logs",
+    "lab.json",
+    "lab.json.new",
+    "lock",
+    "broker",
+    "network.json",
+}

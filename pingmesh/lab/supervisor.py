@@ -26,7 +26,7 @@ from pingmesh.lab.fabric import MANAGEMENT_ADDRESS, Fabric
 from pingmesh.lab.faults.manager import FaultManager
 from pingmesh.lab.faults.spec import FaultSpec
 from pingmesh.lab.hashing import HashKind
-from pingmesh.lab.hosts import NamespaceHosts
+from pingmesh.lab.hosts import HostKind, NamespaceHosts, SharedHosts
 from pingmesh.lab.namespaces import LabError
 from pingmesh.lab.options import LabOptions
 from pingmesh.lab.processes import Processes, ProcessState
@@ -63,7 +63,8 @@ class Supervisor:
         self.seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1, 1 << 32)
         topology = files.load(state.topology)
         kind = HashKind(options.hashing) if options.hashing else None
-        self.fabric = Fabric(topology, NamespaceHosts(), seed=self.seed, hash_kind=kind)
+        hosts: HostKind = SharedHosts(state.network) if options.transport == "verbs" else NamespaceHosts()
+        self.fabric = Fabric(topology, hosts, seed=self.seed, hash_kind=kind)
         self.phase = "starting"
         self.started_ns = time.time_ns()
         self.cgroups = LabCgroups.create(record.pid, topology.hosts) if options.agents else None
@@ -98,6 +99,7 @@ class Supervisor:
             await self.processes.stop_all(GOODBYE_S)
             if self.cgroups:
                 await asyncio.to_thread(self.cgroups.remove)
+            await asyncio.to_thread(self.fabric.close)
             server.close()
 
     def _write_record(self) -> None:
@@ -130,17 +132,19 @@ class Supervisor:
     def _add_processes(self) -> None:
         this = [sys.executable, "-m", "pingmesh"]
         topology = self.fabric.topology
-        common = ["--cluster", topology.cluster, "--broker", f"{MANAGEMENT_ADDRESS}:{BROKER_PORT}"]
-        common += ["--log-level", self.options.log_level]
-        central = [*common, "--topology", str(self.state.topology)]
+        common = ["--cluster", topology.cluster, "--log-level", self.options.log_level]
+        central = [*common, "--broker", f"{MANAGEMENT_ADDRESS}:{BROKER_PORT}", "--topology", str(self.state.topology)]
         listen = ["--listen", f"unix:{self.state.controller}", "--database", str(self.state.path / "pingmesh.db")]
         place = self.state.path / "broker"
-        self._add("broker", lambda: broker_command(MANAGEMENT_ADDRESS, BROKER_PORT, place))
+        self._add("broker", lambda: broker_command(self.fabric.broker_listens, BROKER_PORT, place))
         self._add("controller", lambda: [*this, "controller", *central, *listen])
         self._add("analyzer", lambda: [*this, "analyzer", *central])
         for host, rnics in topology.hosts.items():
             devices = ",".join(self.fabric.hosts.devices(rnics))
-            argv = [*this, "agent", *common, "--host", host, "--devices", devices]
+            broker = f"{self.fabric.broker_address(host)}:{BROKER_PORT}"
+            argv = [*this, "agent", *common, "--broker", broker, "--host", host, "--devices", devices]
+            if self.fabric.hosts.transport != "soft":
+                argv += ["--transport", self.fabric.hosts.transport]
             group = self.processes.cgroup(host)
             self._add(f"agent:{host}", self._on_host(host, argv, str(group.path) if group else None))
 
@@ -221,6 +225,7 @@ class Supervisor:
             "hosts": len(t.hosts),
             "rnics": len(t.rnics),
             "links": len(t.links),
+            "transport": self.options.transport,
             "seed": self.seed,
             "hash": self.fabric.hash_kind.value,
             "cgroups": str(self.cgroups.path) if self.cgroups else None,

@@ -59,12 +59,25 @@ def write(*, is_switch: bool, seed: int | None, with_ipv6: bool) -> None:
     namespaces.write_sysctls(values, optional=optional)
 
 
-def keep_neighbours() -> None:
+def host_values() -> dict[str, str]:
+    """The IPv4 settings of a namespace that holds hosts."""
+    return {k: v for k, v in (_COMMON | _HOST).items() if k.startswith("net/ipv4")}
+
+
+def read(key: str) -> str | None:
+    """A setting of the calling thread's namespace; None where the kernel lacks it."""
+    try:
+        return Path("/proc/sys", key).read_text().strip()
+    except OSError:
+        return None
+
+
+def keep_neighbours(pattern: str = "*") -> None:
     """Let the neighbours of all devices here stay known however long nothing is sent to them.
 
-    Per device, since a network namespace has no default for these.
+    Per device (whose names match `pattern`), since a network namespace has no default for these.
     """
-    devices = [d for family in ("ipv4", "ipv6") for d in Path(f"/proc/sys/net/{family}/neigh").glob("*")]
+    devices = [d for family in ("ipv4", "ipv6") for d in Path(f"/proc/sys/net/{family}/neigh").glob(pattern)]
     for device in devices:
         (device / "base_reachable_time_ms").write_text("3600000")
         (device / "gc_stale_time").write_text("86400")

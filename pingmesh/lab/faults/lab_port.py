@@ -40,11 +40,11 @@ class FabricPort(Protocol):
     def interface(self, node: str, port: str) -> str:
         """The network device of a switch's port."""
 
-    def set_device(self, node: str | None, device: str, *, up: bool) -> None:
-        """Set a device up or down (None: of the lab's own namespace); up brings back what the kernel removed."""
+    def set_device(self, node: str, device: str, *, up: bool) -> None:
+        """Set a node's device up or down; up brings back what the kernel removed."""
 
-    def management_port(self, host: str) -> str:
-        """The device, in the lab's own namespace, by which a host hangs on the management network."""
+    def set_management(self, host: str, *, up: bool) -> None:
+        """Cut a host off from the management network, so that nobody hears a goodbye, or connect it again."""
 
 
 class ProcessPort(Protocol):

@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 from pingmesh.lab.faults import host_faults
 from pingmesh.lab.faults.carriers import Carriers, Port
 from pingmesh.lab.faults.congestion import Congestion
+from pingmesh.lab.faults.delay import Delay
 from pingmesh.lab.faults.drop_table import DropTables
 from pingmesh.lab.faults.drops import Drop, Hook
 from pingmesh.lab.faults.errors import FaultError, UnknownNameError
@@ -135,6 +136,12 @@ class FaultManager:
                 congestion = Congestion(fault.truth.id, link, spec.rate_bps)
                 fault.undo.push_async_callback(_blocking, self._tables.relieve, congestion)
                 await _blocking(self._tables.congest, congestion)
+            case Action.DELAY:
+                link = find_link(self._fabric.topology, *spec.names)
+                for directed in loss_directions(link, spec.direction):
+                    delay = Delay(directed, spec.delay_ms, spec.jitter_ms)
+                    await _blocking(delay.install, self._fabric)
+                    fault.undo.push_async_callback(_blocking, delay.remove, self._fabric)
             case Action.DOWN if spec.target is Target.HOST:
                 await self._host_down(fault)
             case Action.DOWN:
@@ -235,10 +242,9 @@ class FaultManager:
     async def _host_down(self, fault: _Active) -> None:
         """Links first: a host that loses power says goodbye to nobody, and its broker hears no connection close."""
         host = fault.truth.spec.names[0]
-        management = self._fabric.management_port(host)
         fault.undo.push_async_callback(self._processes.start, f"agent:{host}")
-        fault.undo.push_async_callback(_blocking, self._fabric.set_device, None, management, up=True)
-        await _blocking(self._fabric.set_device, None, management, up=False)
+        fault.undo.push_async_callback(_blocking, self._fabric.set_management, host, up=True)
+        await _blocking(self._fabric.set_management, host, up=False)
         await self._take_down(fault, *self._cut(fault.truth.spec))
         await self._processes.kill(f"agent:{host}")
 

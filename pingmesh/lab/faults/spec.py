@@ -37,6 +37,7 @@ class Action(Enum):
     DOWN = "down"
     FLAP = "flap"
     CONGEST = "congest"
+    DELAY = "delay"
     STARVE = "starve"
     PAUSE = "pause"
     RESTART = "restart"
@@ -59,6 +60,9 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Milliseconds until the far switches withdraw their routes; None: never."""
     seconds: float = 0.0
     rate_bps: int = 0
+    delay_ms: float = 0.0
+    jitter_ms: float = 0.0
+    """Each packet is delayed by `delay_ms` plus or minus up to this."""
 
     @property
     def text(self) -> str:
@@ -77,9 +81,12 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
                 words += [f"--{self.action.value}", f"{self.seconds:g}"]
             case Action.CONGEST:
                 words += ["--congest", f"{self.rate_bps / 1e6:g}mbit"]
+            case Action.DELAY:
+                words += ["--delay", f"{self.delay_ms:g}"]
+                words += ["--jitter", f"{self.jitter_ms:g}"] if self.jitter_ms else []
             case _:
                 words.append(f"--{self.action.value}")
-        if self.action in (Action.LOSS, Action.CONGEST) and self.target in (Target.LINK, Target.RNIC):
+        if self.action in (Action.LOSS, Action.CONGEST, Action.DELAY) and self.target in (Target.LINK, Target.RNIC):
             words += ["--direction", self.direction]
         if self.target is Target.LINK and self.action in (Action.DOWN, Action.FLAP):
             words += ["--no-reroute"] if self.reroute_ms is None else ["--reroute", str(self.reroute_ms)]
@@ -138,6 +145,17 @@ def parse_seconds(text: str) -> float:
     return value
 
 
+def parse_milliseconds(text: str) -> float:
+    """A delay in milliseconds, 0.1 to 10000. Raises FaultError."""
+    try:
+        value = float(text.strip().removesuffix("ms"))
+    except ValueError:
+        value = -1.0
+    if not 0.1 <= value <= 10_000:
+        raise FaultError(f"{text!r} is no delay: give milliseconds from 0.1 to 10000.")
+    return value
+
+
 def _bounded(name: str, low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
@@ -154,6 +172,7 @@ def _bounded(name: str, low: int, high: int) -> Callable[[str], int]:
 _percent = _typed(parse_percent, "percentage")
 _rate = _typed(parse_rate, "rate")
 _seconds = _typed(parse_seconds, "seconds")
+_milliseconds = _typed(parse_milliseconds, "milliseconds")
 
 
 _EXAMPLES = {
@@ -172,13 +191,15 @@ def add_fault_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `pingmesh lab fault add`; `spec_from_args` reads them."""
     kinds = parser.add_subparsers(dest="fault_target", metavar="WHAT", required=True, parser_class=type(parser))
 
-    p = kinds.add_parser("link", help="a cable between two switches: loss, down, flap, congestion")
+    p = kinds.add_parser("link", help="a cable between two switches: loss, down, flap, congestion, delay")
     p.add_argument("names", nargs=2, metavar="SWITCH", help="its ends; SWITCH:PORT where cables are parallel")
     what = p.add_mutually_exclusive_group()
     what.add_argument("--loss", type=_percent, metavar="PCT", help="drop this percentage of IP packets")
     what.add_argument("--down", action="store_true", help="both ends lose the carrier")
     what.add_argument("--flap", type=_seconds, metavar="SECONDS", help="down and up in turn, this long each")
     what.add_argument("--congest", type=_rate, metavar="RATE", help="a slow queue that competing traffic keeps filled")
+    what.add_argument("--delay", type=_milliseconds, metavar="MS", help="every packet comes later (needs netem)")
+    p.add_argument("--jitter", type=_milliseconds, metavar="MS", help="with --delay: by up to so much more or less")
     p.add_argument(
         "--direction", choices=("forward", "reverse", "both"), help="forward: from the first name to the second"
     )
@@ -240,7 +261,7 @@ def _action(args: argparse.Namespace) -> Action:
         return Action.LOSS
     if args.flows is None and args.larger_than is None and args.dscp is None:
         raise FaultError(
-            "Say what happens to the link: --loss, --down, --flap, --congest, --flows, --larger-than, --dscp."
+            "Say what happens to the link: --loss, --down, --flap, --congest, --delay, --flows, --larger-than, --dscp."
         )
     return Action.LOSS
 
@@ -271,6 +292,10 @@ def spec_from_args(args: argparse.Namespace) -> FaultSpec:
         raise FaultError(f"--direction does not go with --{action.value}: a cable goes down in both directions.")
     if action is Action.CONGEST and direction == "both":
         raise FaultError("--congest fills the queue of one direction: give --direction forward or reverse.")
+    if args.jitter is not None and action is not Action.DELAY:
+        raise FaultError("--jitter goes with --delay only.")
+    if args.jitter is not None and args.jitter > args.delay:
+        raise FaultError("A --jitter above its --delay would have packets arrive before they are sent.")
     reroute = None if args.no_reroute else DEFAULT_REROUTE_MS if args.reroute is None else args.reroute
     return FaultSpec(
         target=target,
@@ -284,6 +309,8 @@ def spec_from_args(args: argparse.Namespace) -> FaultSpec:
         reroute_ms=reroute if down else DEFAULT_REROUTE_MS,
         seconds=args.flap if action is Action.FLAP else 0.0,
         rate_bps=args.congest if action is Action.CONGEST else 0,
+        delay_ms=args.delay if action is Action.DELAY else 0.0,
+        jitter_ms=args.jitter or 0.0,
     )
 
 

@@ -102,7 +102,7 @@ def _expect_link(topology: Topology, spec: FaultSpec) -> Expected:
         return Expected(link.link.name, "link", "both", "flap", ("link_down",), ends)
     chosen = loss_directions(link, spec.direction)
     direction = "both" if len(chosen) == 2 else chosen[0].name
-    if spec.action is Action.CONGEST:
+    if spec.action in (Action.CONGEST, Action.DELAY):
         return Expected(link.link.name, "link", direction, "high_rtt", ends=ends)
     symptom, also = _loss_symptom(spec)
     return Expected(link.link.name, "link", direction, symptom, also, ends)

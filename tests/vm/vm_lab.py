@@ -1,0 +1,99 @@
+"""What the tests in the machine share: its lab, and asking it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pingmesh.lab import judge
+from pingmesh.lab.client import Lab
+from pingmesh.lab.state import StateDirectory
+
+DIRECTORY = Path("/tmp/pingmesh-vm-lab")
+SHAPE: dict[str, Any] = {"leaves": 2, "spines": 2, "hosts_per_leaf": 2, "seed": 7, "transport": "verbs"}
+SLOW = {
+    # The processor is emulated: a round trip takes 5 to 100 ms, and eight Python processes share it.
+    "PINGMESH_AGENT__TIMEOUT_MS": "4000",
+    "PINGMESH_AGENT__OVERDUE_MS": "2000",
+    "PINGMESH_CONTROLLER__TOR_MESH_RATE": "2",
+    "PINGMESH_CONTROLLER__LINK_RATE": "4",
+    "PINGMESH_CONTROLLER__LINK_TUPLES": "4",
+    "PINGMESH_CONTROLLER__CLASSES": "[]",
+}
+
+
+def start(*, agents: bool) -> Lab:
+    os.environ.update(SLOW)
+    return Lab.up(directory=DIRECTORY, agents=agents, progress=lambda t: print(f"lab: {t}", flush=True), **SHAPE)
+
+
+def attach() -> Lab:
+    return Lab(StateDirectory(DIRECTORY))
+
+
+def sh(*argv: str) -> str:
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{argv}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+def raw_ping(lab: Lab, source: str, target: str, count: int = 5) -> dict[str, Any]:
+    """UD messages between two RNICs (by `host/device`) of the lab."""
+    ends: list[str] = []
+    for name in (source, target):
+        rnic = lab.topology.rnics[name]
+        ends += [f"rxe_{rnic.host}-{rnic.device}", str(rnic.address)]
+    script = Path(__file__).with_name("raw_ping.py")
+    return json.loads(sh("/usr/bin/python3", str(script), *ends, str(count)))  # type: ignore[no-any-return]
+
+
+def until(what: Callable[[], bool], patience: float, message: Callable[[], object] = lambda: "") -> None:
+    deadline = time.monotonic() + patience
+    while not what():
+        assert time.monotonic() < deadline, f"not within {patience} s: {message()}"
+        time.sleep(0.5)
+
+
+def machine_state() -> dict[str, Any]:
+    """What of this machine's network a lab must leave as it was."""
+    return {
+        "rules": json.loads(sh("ip", "-j", "rule", "show")),
+        "links": sorted(link["ifname"] for link in json.loads(sh("ip", "-j", "link", "show"))),
+        "rdma": sorted(link["ifname"] for link in json.loads(sh("rdma", "-j", "link", "show") or "[]")),
+        "routes": json.loads(sh("ip", "-j", "route", "show", "table", "main")),
+        "nft": sh("nft", "list", "ruleset"),
+        "sysctls": {
+            p.name: p.read_text() for p in sorted(Path("/proc/sys/net/ipv4/conf/all").iterdir()) if readable(p)
+        },
+    }
+
+
+def readable(path: Path) -> bool:
+    try:
+        path.read_text()
+    except OSError:
+        return False
+    return True
+
+
+def cli(*argv: str) -> subprocess.CompletedProcess[str]:
+    env = os.environ | {"PINGMESH_LAB_DIR": str(DIRECTORY)}
+    return subprocess.run(
+        [sys.executable, "-m", "pingmesh", *argv], capture_output=True, text=True, check=False, env=env
+    )
+
+
+def named(lab: Lab, truth: dict[str, Any], since: set[str], patience: float) -> judge.Judgement:
+    """Wait until the fault is named, and judge all incidents that were opened since."""
+
+    def fresh() -> list[dict[str, Any]]:
+        return [i for i in lab.incidents() if i["id"] not in since]
+
+    until(lambda: any(judge.matches(truth, i) for i in fresh()), patience, fresh)
+    return judge.judge(truth, fresh())
