@@ -1,6 +1,7 @@
 """raw_ping.py SOURCE_DEVICE SOURCE_ADDRESS TARGET_DEVICE TARGET_ADDRESS COUNT: RDMA UD messages by nothing but pyverbs.
 
-For the distribution's Python. Prints as JSON what the target received: number, TTLs, sources, and the sender's QPN.
+For the distribution's Python. Prints as JSON what the target received (number, TTLs, sources, milliseconds on the way)
+and the sender's QPN.
 """
 
 import ipaddress
@@ -76,16 +77,19 @@ def main() -> None:
         b.receive(slot)
     route = GlobalRoute(dgid=gid(target_address), flow_label=0, sgid_index=a.gid_index, hop_limit=64, traffic_class=0)
     ah = AH(a.pd, attr=AHAttr(is_global=1, port_num=1, gr=route))
-    ttls, sources = [], []
+    ttls, sources, took = [], [], []
     for _ in range(int(count)):
+        sent = time.monotonic()
         a.send(ah, b.qp.qp_num)
         assert [w.status for w in a.poll(5)] == [0]
-        for w in b.poll(5):
+        arrived = b.poll(5)
+        took += [(time.monotonic() - sent) * 1e3] * len(arrived)
+        for w in arrived:
             header = b.mr.read(40, w.wr_id * SLOT)
             ttls.append(header[28])
             sources.append(str(ipaddress.IPv4Address(header[32:36])))
             b.receive(w.wr_id)
-    print(json.dumps({"received": len(ttls), "ttls": ttls, "sources": sources, "qpn": a.qp.qp_num}))
+    print(json.dumps({"received": len(ttls), "ttls": ttls, "sources": sources, "ms": took, "qpn": a.qp.qp_num}))
 
 
 if __name__ == "__main__":
