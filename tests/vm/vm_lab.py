@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import subprocess
@@ -72,6 +73,21 @@ def machine_state() -> dict[str, Any]:
             p.name: p.read_text() for p in sorted(Path("/proc/sys/net/ipv4/conf/all").iterdir()) if readable(p)
         },
     }
+
+
+def gid_index(device: str, address: str) -> int | None:
+    """At which index an RNIC's GID table has an IPv4 address; None where it has it not."""
+    mapped = ipaddress.IPv6Address(f"::ffff:{address}").exploded
+    for path in Path(f"/sys/class/infiniband/rxe_{device}/ports/1/gids").iterdir():
+        if readable(path) and path.read_text().strip() == mapped:
+            return int(path.name)
+    return None
+
+
+def tails(lab: Lab, lines: int = 5) -> str:
+    """The end of every log, for a failure's report."""
+    logs = sorted((lab.directory / "logs").glob("*.log"))
+    return "\n".join(f"--- {p.name}\n" + "\n".join(p.read_text().splitlines()[-lines:]) for p in logs)
 
 
 def readable(path: Path) -> bool:

@@ -1,0 +1,171 @@
+"""The whole loop on Soft-RoCE: verbs agents on every host, faults named, restarts and moving GIDs blamed on nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import aiomqtt
+import pytest
+import vm_lab
+
+from pingmesh import topics
+from pingmesh.lab.client import Lab
+from pingmesh.lab.fabric import MANAGEMENT_ADDRESS
+from pingmesh.lab.judge import FABRIC
+from pingmesh.lab.supervisor import BROKER_PORT
+from pingmesh.messages import ProbeList, decode
+
+pytest.importorskip("agent.transport.verbs", reason="this version has no verbs transport")
+pytestmark = pytest.mark.timeout(420)
+
+READY_S = 240.0
+NAMED_S = 120.0
+CLOSED_S = 180.0
+SEEN = "inet pmseen"
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Lab]:
+    before = vm_lab.machine_state()
+    with vm_lab.start(agents=True) as lab:
+        yield lab
+    vm_lab.until(lambda: vm_lab.machine_state()["rdma"] == before["rdma"], 20)
+    assert vm_lab.machine_state() == before
+
+
+@pytest.fixture
+def lab(running: Lab) -> Lab:
+    """The lab, with everything covered and nothing open."""
+    assert running.wait_ready(READY_S), f"{running.status()}\n{vm_lab.tails(running)}"
+    vm_lab.until(lambda: not opened(running), CLOSED_S, lambda: opened(running))
+    return running
+
+
+def opened(lab: Lab) -> list[str]:
+    return [f"{i['component']} {i['direction']} {i['symptom']}" for i in lab.incidents(state="open")]
+
+
+def ids(lab: Lab) -> set[str]:
+    return {i["id"] for i in lab.incidents()}
+
+
+def rnics(lab: Lab) -> dict[str, dict[str, Any]]:
+    from controller import client
+
+    found: Any = client.get(lab.controller, "/rnics", timeout=10.0)
+    return {r["name"]: r for r in found}
+
+
+async def probe_lists(lab: Lab) -> dict[str, ProbeList]:
+    """What each RNIC's agent is told to probe, by RNIC."""
+    lists: dict[str, ProbeList] = {}
+    async with aiomqtt.Client(MANAGEMENT_ADDRESS, BROKER_PORT) as client, asyncio.timeout(30):
+        await client.subscribe(f"{topics.ROOT}/{lab.topology.cluster}/+/list/+", qos=1)
+        async for message in client.messages:
+            topic = topics.parse(str(message.topic))
+            assert isinstance(message.payload, bytes)
+            lists[f"{topic.host}/{topic.device}"] = decode(message.payload, ProbeList)
+            if lists.keys() >= lab.topology.rnics.keys():
+                break
+    return lists
+
+
+def seen_tuples(seconds: float) -> set[tuple[str, str, int]]:
+    """(source, destination, UDP source port) of the RoCE packets that reach hosts, path tracing left out."""
+    rule = "udp dport 4791 ip ttl > 32 add @tuples { ip saddr . ip daddr . udp sport }"
+    vm_lab.sh("nft", f"add table {SEEN}")
+    try:
+        typed = "type ipv4_addr . ipv4_addr . inet_service; size 65535; flags dynamic;"
+        vm_lab.sh("nft", f"add set {SEEN} tuples {{ {typed} }}")
+        vm_lab.sh("nft", f"add chain {SEEN} c {{ type filter hook prerouting priority 0; }}")
+        vm_lab.sh("nft", f"add rule {SEEN} c {rule}")
+        time.sleep(seconds)
+        shown = json.loads(vm_lab.sh("nft", "-j", "list", "set", *SEEN.split(), "tuples"))
+    finally:
+        vm_lab.sh("nft", f"delete table {SEEN}")
+    elements = next(row["set"] for row in shown["nftables"] if "set" in row).get("elem", [])
+    return {tuple(e["concat"]) for e in elements}
+
+
+async def test_every_pair_is_probed_over_tuples_of_its_own(lab: Lab) -> None:
+    lists = await probe_lists(lab)
+    names = {r["number"]: name for name, r in rnics(lab).items()}
+    listed = {(source, names[f.peer]) for source, wanted in lists.items() for f in wanted.flows}
+    pairs = list(itertools.combinations(lab.topology.rnics, 2))
+    assert [p for p in pairs if p not in listed and p[::-1] not in listed] == []
+    seen = seen_tuples(15)
+    by_address = {r.address: name for name, r in lab.topology.rnics.items()}
+    met = {(by_address[a], by_address[b]) for a, b, _ in seen}
+    assert {p for pair in pairs for p in (pair, pair[::-1])} <= met
+    across = {sport for a, b, sport in seen if (a, b) == _addresses(lab, "h1/rnic0", "h3/rnic0")}
+    assert across
+    assert all(sport >= 0xC000 for *_, sport in seen)
+    assert len({sport for a, _, sport in seen if a == lab.topology.rnics["h1/rnic0"].address}) > 1
+
+
+def _addresses(lab: Lab, *names: str) -> tuple[str | None, ...]:
+    return tuple(lab.topology.rnics[n].address for n in names)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "link leaf1 spine1 --loss 50% --direction forward",
+        "link leaf2 spine2 --loss 100%",
+        "rnic h3/rnic0 --loss 100% --direction rx",
+        "rnic h2/rnic0 --down",
+    ],
+)
+def test_a_fault_is_named_and_nothing_else_blamed(lab: Lab, fault: str) -> None:
+    before = ids(lab)
+    truth = lab.fault_add(fault.split())
+    try:
+        judgement = vm_lab.named(lab, truth, before, NAMED_S)
+        assert judgement.right, (judgement.why, [dict(i) for i in judgement.blamed])
+    finally:
+        lab.fault_clear()
+    vm_lab.until(lambda: not opened(lab), CLOSED_S, lambda: opened(lab))
+
+
+def test_a_restarted_agent_has_new_queue_pairs_and_nobody_is_blamed(lab: Lab) -> None:
+    before, old = ids(lab), rnics(lab)["h1/rnic0"]
+    lab.process("restart", "agent:h1")
+    vm_lab.until(lambda: rnics(lab)["h1/rnic0"]["epoch"] != old["epoch"], 60, lambda: rnics(lab)["h1/rnic0"])
+    assert rnics(lab)["h1/rnic0"]["qpn"] != old["qpn"]
+    time.sleep(20)
+    assert [i for i in lab.incidents() if i["id"] not in before] == []
+    sources = {a for a, *_ in seen_tuples(10)}
+    assert lab.topology.rnics["h1/rnic0"].address in sources
+
+
+def test_a_port_that_flaps_while_its_gid_moves_is_blamed_on_nobody_else(lab: Lab) -> None:
+    """The address is away for a moment and comes back at another index of the GID table."""
+    before, device = ids(lab), "h4-rnic0"
+    rnic = lab.topology.rnics["h4/rnic0"]
+    gateway = rnic.legs[0].switch_address
+    (table,) = (r["table"] for r in json.loads(vm_lab.sh("ip", "-j", "rule", "show")) if r.get("src") == rnic.address)
+    index = vm_lab.gid_index(device, str(rnic.address))
+    vm_lab.sh("ip", "link", "set", device, "down")
+    vm_lab.sh("ip", "addr", "del", f"{rnic.address}/31", "dev", device)
+    vm_lab.sh("ip", "addr", "add", "10.99.0.9/32", "dev", device)
+    vm_lab.sh("ip", "link", "set", device, "up")
+    vm_lab.sh("ip", "addr", "add", f"{rnic.address}/31", "dev", device)
+    default = ["default", "via", str(gateway), "dev", device, "src", str(rnic.address), "table", str(table)]
+    vm_lab.sh("ip", "route", "replace", *default)
+    try:
+        vm_lab.until(lambda: vm_lab.gid_index(device, str(rnic.address)) not in (None, index), 10)
+        vm_lab.until(lambda: not opened(lab) and rnics(lab)["h4/rnic0"]["up"], CLOSED_S, lambda: opened(lab))
+        time.sleep(20)
+        blamed = [i for i in lab.incidents() if i["id"] not in before]
+        others = [i for i in blamed if i["component_type"] in FABRIC and i["component"] != "h4/rnic0"]
+        assert others == []
+        assert {i["symptom"] for i in blamed} <= {"flap", "rnic_down"}
+        assert opened(lab) == []
+        assert rnic.address in {a for a, *_ in seen_tuples(10)}
+    finally:
+        vm_lab.sh("ip", "addr", "del", "10.99.0.9/32", "dev", device)
