@@ -62,7 +62,8 @@ def build(controller: Controller) -> Starlette:
         return Json(views.coverage(controller))
 
     async def rnics(request: Request) -> Response:
-        return Json(views.rnics(controller))
+        names = {n.strip() for n in request.query_params.get("name", "").split(",") if n.strip()}
+        return Json(views.rnics(controller, names))
 
     async def topology(request: Request) -> Response:
         return Json(views.topology(controller.topology))

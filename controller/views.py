@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from controller import clock
@@ -86,12 +87,13 @@ def coverage(c: Controller) -> dict[str, object]:
     }
 
 
-def rnics(c: Controller) -> list[dict[str, object]]:
-    """Every RNIC known, by number."""
+def rnics(c: Controller, names: Collection[str] = ()) -> list[dict[str, object]]:
+    """Every RNIC known, or those of these names that are, by number."""
     now = clock.now_ns()
     listed = c.registry.listed(now)
     out: list[dict[str, object]] = []
-    for r in sorted(c.registry.rnics.values(), key=lambda r: r.number):
+    wanted = [r for n in names if (r := c.registry.rnics.get(n))] if names else c.registry.rnics.values()
+    for r in sorted(wanted, key=lambda r: r.number):
         agent = c.registry.agents.get(r.host)
         sheet = c.book.sheets.get(r.name)
         flows = sheet.flows if sheet else []
@@ -102,6 +104,7 @@ def rnics(c: Controller) -> list[dict[str, object]]:
                 "address": r.info.address,
                 "gid": r.info.gid,
                 "qpn": r.info.qpn,
+                "qkey": r.info.qkey,
                 "epoch": r.info.epoch,
                 "mtu": r.info.mtu,
                 "up": r.info.up,

@@ -117,11 +117,12 @@ def open_raw(device: str, address: str, version: int) -> socket.socket:
 def open_quiet(device: str, address: str, version: int) -> socket.socket:
     """A UDP socket that holds port 4791 and receives nothing, so that the kernel answers nobody "port unreachable".
 
-    Raises TransportError.
+    Several may hold it on one address: an agent and whoever pings by hand beside it. Raises TransportError.
     """
     s = socket.socket(socket.AF_INET if version == 4 else socket.AF_INET6, socket.SOCK_DGRAM)
     try:
         _attach(s, _NOTHING)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         _bind(s, device, address, PORT)
     except OSError:
         s.close()

@@ -69,6 +69,11 @@ COMMANDS = {
         "is the network to blame for what these hosts see?",
         "pingmesh diagnose --hosts h1,h14 --since 10m",
     ),
+    "ping": Command(
+        "pingmesh.cli.ping",
+        "measure the round trip between two RNICs, now",
+        "pingmesh ping h1/rnic0 h4/rnic0 --count 100",
+    ),
     "topology": Command(
         "topology.cli", "check, show or generate a topology file", "pingmesh topology check fabric.yaml"
     ),
