@@ -1,0 +1,1 @@
+"""The verbs transport: RDMA UD queue pairs through the distribution's pyverbs."""
