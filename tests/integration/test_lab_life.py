@@ -33,6 +33,8 @@ def directory() -> Iterator[Path]:
     base = Path(tempfile.mkdtemp(prefix="pmlab-"))
     base.chmod(0o711)
     yield base / "lab"
+    if (base / "lab").exists():  # the test failed: its lab must not run on under the others
+        cli(base / "lab", "down")
     shutil.rmtree(base)
 
 
@@ -109,7 +111,15 @@ def test_a_second_lab_in_the_same_place_is_refused_and_the_first_lives_on() -> N
 def test_ctrl_c_while_starting_leaves_nothing(directory: Path, delay: float, times: int) -> None:
     env = os.environ | {"PINGMESH_LAB_DIR": str(directory)}
     argv = [*CLI, "up", "--leaves", "4", "--spines", "4"]
-    up = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    # A shell starts what runs in its background with Ctrl-C ignored, and whoever runs the tests may be such.
+    up = subprocess.Popen(
+        argv,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     # Before the directory exists there is nothing to interrupt but the imports of Python itself.
     assert eventually(directory.exists)
     time.sleep(delay)
