@@ -5,11 +5,14 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent.interfaces import Interface, Prefix
 from agent.transport.base import Transport, TransportError
 from pingmesh.config import AgentSettings
+
+if TYPE_CHECKING:
+    from agent.transport.verbs.transport import Rule
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +46,62 @@ class UnknownTransportError(ValueError):
 
     def __init__(self, name: str) -> None:
         self.name = name
-        super().__init__(f"agent.transport {name!r} is not known: use 'soft'")
+        super().__init__(f"agent.transport {name!r} is not known: use 'soft' or 'verbs'")
+
+
+class DeviceNameError(ValueError):
+    """Entries of `agent.devices` that do not name distinct devices."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"agent.devices: {what}")
+
+
+def named_devices(entries: Sequence[str]) -> dict[str, str]:
+    """System device by published name, of entries `DEVICE` or `NAME=DEVICE`. Raises DeviceNameError.
+
+    >>> named_devices(["mlx5_0", "rail1=mlx5_3"])
+    {'mlx5_0': 'mlx5_0', 'rail1': 'mlx5_3'}
+    """
+    out: dict[str, str] = {}
+    for entry in entries:
+        name, _, system = (part.strip() for part in entry.partition("="))
+        if not name or ("=" in entry and not system):
+            raise DeviceNameError(f"{entry!r} is neither DEVICE nor NAME=DEVICE")
+        if name in out:
+            raise DeviceNameError(f"two devices are called {name!r}: give one another name, NAME=DEVICE")
+        out[name] = system or name
+    return out
+
+
+def find_devices(settings: AgentSettings, netlink: Interfaces, broker: str) -> list[str]:
+    """The devices that the transport finds by itself. Raises TransportError without RDMA, UnknownTransportError."""
+    if settings.transport == "soft":
+        return found_devices(netlink, broker)
+    if settings.transport != "verbs":
+        raise UnknownTransportError(settings.transport)
+    from agent.transport.verbs import discovery, library
+    from agent.transport.verbs.pyverbs_edge import PyverbsEdge
+
+    found = discovery.look(PyverbsEdge(), gid_rule(settings), settings.roles)
+    if not found:
+        raise library.NoVerbsError(library.explain_no_devices())
+    return [f.device for f in found if f.usable]
+
+
+def gid_rule(settings: AgentSettings) -> Rule:
+    """How the settings want GIDs chosen."""
+    from agent.transport.verbs.transport import Rule
+
+    return Rule(settings.gid_index, settings.gid_family, settings.gid_link_local)
+
+
+def interface_of(settings: AgentSettings, system: str) -> str:
+    """The network interface below a system device; empty while it is not there."""
+    if settings.transport != "verbs":
+        return system
+    from agent.transport.verbs import discovery
+
+    return discovery.interface_of(system)
 
 
 def found_devices(netlink: Interfaces, broker: str) -> list[str]:
@@ -60,17 +118,41 @@ def _probes_from(netlink: Interfaces, interface: Interface, broker: str) -> bool
     return bool(prefixes) and not any(management in p.network for p in prefixes)
 
 
-def open_transport(settings: AgentSettings, netlink: Interfaces, device: str) -> Transport:
-    """A transport on a device's own address. Raises TransportError, OSError; UnknownTransportError."""
+def open_transport(settings: AgentSettings, netlink: Interfaces, entry: str) -> Transport:
+    """A transport on a device, `DEVICE` or `NAME=DEVICE`.
+
+    Raises TransportError, OSError; UnknownTransportError, DeviceNameError, and with a forced GID index
+    gids.GidIndexError.
+    """
+    ((name, system),) = named_devices([entry]).items()
+    # Imported here: each transport brings imports of its own.
+    if settings.transport == "verbs":
+        return _open_verbs(settings, netlink, name, system)
     if settings.transport != "soft":
         raise UnknownTransportError(settings.transport)
-    # Imported here: a further transport brings imports of its own.
     from agent.transport.soft import SoftTransport
 
-    prefixes = netlink.prefixes(device)
+    prefixes = netlink.prefixes(system)
     if not prefixes:
-        raise NoAddressError(device, netlink.interface(device) is not None)
-    return SoftTransport(device, str(prefixes[0].ip))
+        raise NoAddressError(system, netlink.interface(system) is not None)
+    return SoftTransport(name, str(prefixes[0].ip), system)
+
+
+def _open_verbs(settings: AgentSettings, netlink: Interfaces, name: str, system: str) -> Transport:
+    from agent.transport.verbs import library
+    from agent.transport.verbs.pyverbs_edge import PyverbsEdge
+    from agent.transport.verbs.transport import VerbsTransport
+
+    edge = PyverbsEdge()
+    devices = edge.devices()
+    if system not in devices:
+        there = f"there are {', '.join(devices)}" if devices else library.explain_no_devices()
+        raise library.NoVerbsError(f"{system} is no RDMA device of this machine: {there}")
+
+    def interface_name(index: int) -> str:
+        return next((i.name for i in netlink.interfaces() if i.index == index), "") or interface_of(settings, system)
+
+    return VerbsTransport(name, system, edge, interface_name, gid_rule(settings))
 
 
 class Opener:
@@ -88,6 +170,10 @@ class Opener:
     def hurry(self, device: str) -> None:
         """A device has to be opened (again), and something speaks for trying at once."""
         self._waiting[device] = (0.0, RETRY_FIRST_S)
+
+    def wait(self, device: str, now: float) -> None:
+        """A device has to be opened again, but not at once: it had been opened only just."""
+        self._waiting[device] = (now + RETRY_FIRST_S, RETRY_FIRST_S)
 
     def attempt(self, now: float) -> list[Transport]:
         """Open what is due and there."""

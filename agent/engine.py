@@ -189,6 +189,7 @@ class Engine:
                 up=rnic.up,
                 transport=rnic.transport.kind,
                 source_port_honoured=rnic.transport.source_port_honoured,
+                clock=rnic.transport.clock,
             )
             for device, rnic in self._rnics.items()
         ]
@@ -336,7 +337,7 @@ class Engine:
                         rnic.transport,
                         flow.target.address,
                         flow.peer.qpn,
-                        flow.flow.sport,
+                        rnic.transport.source_port(flow.flow.sport),
                         flow.dscp,
                         flow.flow.trace_mask,
                         flow.seen_ns,

@@ -24,10 +24,18 @@ class LinkWatcher:
     """Looks at the links of some devices when told to, and tells of each change.
 
     A link that went down and came back between two polls shows as two more carrier changes: it is told too.
+    `interface_of` tells the network interface below a device, empty while there is none.
     """
 
-    def __init__(self, source: LinkSource, devices: Iterable[str], on_change: Callable[[str, LinkState], None]) -> None:
+    def __init__(
+        self,
+        source: LinkSource,
+        devices: Iterable[str],
+        on_change: Callable[[str, LinkState], None],
+        interface_of: Callable[[str], str] = str,
+    ) -> None:
         self._source = source
+        self._interface_of = interface_of
         self._on_change = on_change
         self.states: dict[str, LinkState] = {d: LinkState(up=False) for d in devices}
         for device in self.states:
@@ -49,7 +57,8 @@ class LinkWatcher:
 
     def _look(self, device: str) -> bool:
         state = self.states[device]
-        interface = self._source.interface(device)
+        name = self._interface_of(device)
+        interface = self._source.interface(name) if name else None
         up = interface is not None and interface.up
         moved = 0
         if interface is not None:

@@ -7,8 +7,9 @@ import asyncio
 import sys
 
 from agent import service
-from agent.devices import UnknownTransportError
+from agent.devices import DeviceNameError, UnknownTransportError
 from agent.icmp import NoRawSocketError
+from agent.transport.base import TransportError
 from pingmesh import config, logs
 
 HELP = "run the agent of this host: probe, answer, trace and report"
@@ -21,7 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cluster", help="name of the cluster")
     parser.add_argument("--broker", metavar="HOST:PORT", help="MQTT broker on the management network")
     parser.add_argument("--host", help="this host's name in the topology (default: the machine's host name)")
-    parser.add_argument("--devices", metavar="A,B", help="network interfaces to probe from")
+    parser.add_argument("--devices", metavar="A,B", help="devices to probe from, each DEVICE or NAME=DEVICE")
+    parser.add_argument("--transport", choices=("soft", "verbs"), help="sockets (the default), or RDMA")
     parser.add_argument("--log-level", choices=("debug", "info", "warning", "error"))
 
 
@@ -32,13 +34,14 @@ def run(args: argparse.Namespace) -> int:
         "broker": args.broker,
         "agent.host": args.host,
         "agent.devices": [d.strip() for d in args.devices.split(",") if d.strip()] if args.devices else None,
+        "agent.transport": args.transport,
         "log_level": args.log_level,
     }
     settings = config.load(args.config, flags)
     logs.set_up(settings.log_level)
     try:
         asyncio.run(service.run(settings))
-    except (NoRawSocketError, UnknownTransportError, service.NoDevicesError) as error:
+    except (NoRawSocketError, UnknownTransportError, DeviceNameError, TransportError, service.NoDevicesError) as error:
         print(f"pingmesh agent: {error}", file=sys.stderr)
         return EXIT_USAGE
     return 0

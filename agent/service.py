@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from agent import icmp
-from agent.devices import Opener, found_devices, open_transport
+from agent.devices import Opener, find_devices, interface_of, named_devices, open_transport
 from agent.engine import Engine, TracedFlow
 from agent.health import HealthMonitor
 from agent.inbox import Inbox
@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 REGISTER_S = 60.0
 DEVICE_RETRY_S, DEVICE_CHECK_S = 1.0, 5.0
 """How often devices are looked at: while one is missing, and in case the kernel's word of a change was lost."""
+REOPEN_GAP_S = 3.0
+"""A device that fails again so soon waits a little before it is opened anew."""
 DEVICE_GAP_S = 0.05
 """A node whose containers come and go has link events all the time."""
 GOODBYE_S = 0.4
@@ -51,14 +53,15 @@ class NoDevicesError(ValueError):
 
     def __init__(self) -> None:
         super().__init__(
-            "no interface with an address to probe from was found beside the broker's; name them with --devices"
+            "no device to probe from was found (what reaches the broker does not count); name them with --devices"
         )
 
 
 async def run(settings: Settings) -> None:
     """Run the agent of this host until SIGTERM or SIGINT.
 
-    Raises icmp.NoRawSocketError without CAP_NET_RAW, NoDevicesError, UnknownTransportError.
+    Raises icmp.NoRawSocketError without CAP_NET_RAW, NoDevicesError, UnknownTransportError, DeviceNameError,
+    TransportError where devices are to be found and there is no RDMA.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -66,7 +69,7 @@ async def run(settings: Settings) -> None:
         loop.add_signal_handler(number, stop.set)
     icmp.check_allowed()
     with Netlink() as netlink:
-        devices = settings.agent.devices or found_devices(netlink, settings.broker.host)
+        devices = settings.agent.devices or find_devices(settings.agent, netlink, settings.broker.host)
         if not devices:
             raise NoDevicesError
         await Agent(settings, devices, netlink).run(stop)
@@ -81,10 +84,15 @@ class Agent:
         self._settings = settings
         self._spread = random.uniform(0, REPORT_SPREAD_S)
         self._register_due = asyncio.Event()
-        self.links = LinkWatcher(netlink, devices, self._link_changed)
+        self._devices_changed = asyncio.Event()
+        system = named_devices(devices)
+        self.links = LinkWatcher(netlink, system, self._link_changed, lambda d: interface_of(settings.agent, system[d]))
         self._netlink = netlink
-        self._opener = Opener(devices, lambda device: open_transport(settings.agent, netlink, device))
+        self._opener = Opener(
+            list(system), lambda device: open_transport(settings.agent, netlink, f"{device}={system[device]}")
+        )
         self._open: dict[str, tuple[Transport, int]] = {}
+        self._opened_at: dict[str, float] = {}
         loop = asyncio.get_running_loop()
         transports = self._opener.attempt(loop.time())
         self.engine = Engine(settings.agent, settings.cluster, self.host, transports, on_event=self._event, loop=loop)
@@ -272,8 +280,10 @@ class Agent:
 
     def _opened(self, transport: Transport) -> None:
         device = transport.device
-        interface = self._netlink.interface(device)
+        interface = self._netlink.interface(transport.interface)
         self._open[device] = (transport, interface.index if interface is not None else 0)
+        self._opened_at[device] = asyncio.get_running_loop().time()
+        transport.watch(lambda reason: self._trouble(transport, reason))
         self.engine.set_link(device, self.links.up(device))
         try:
             self.tracing.add(transport)
@@ -282,8 +292,24 @@ class Agent:
         self.inbox.apply_kept(device)
         self._register_due.set()
 
+    def _trouble(self, transport: Transport, reason: str) -> None:
+        """A transport is of no more use: it is opened anew, under a new epoch, which is registered at once."""
+        device = transport.device
+        if self._open.get(device, (None, 0))[0] is not transport:
+            return
+        log.warning("opened anew: %s", reason, extra={"device": device})
+        self.tracing.remove(device)
+        del self._open[device]
+        transport.close()
+        now = asyncio.get_running_loop().time()
+        if now - self._opened_at[device] < REOPEN_GAP_S:
+            self._opener.wait(device, now)
+        else:
+            self._opener.hurry(device)
+        self._devices_changed.set()
+
     async def _run_devices(self) -> None:
-        changed = asyncio.Event()
+        changed = self._devices_changed
         events = NetlinkEvents(changed, asyncio.get_running_loop())
         try:
             while True:
@@ -304,7 +330,7 @@ class Agent:
         for device in [d for d, (t, index) in self._open.items() if self._replaced(t, index)]:
             log.warning("device came back or changed its address: opened anew", extra={"device": device})
             self.tracing.remove(device)
-            del self._open[device]
+            self._open.pop(device)[0].close()
             self._opener.hurry(device)
         for transport in self._opener.attempt(asyncio.get_running_loop().time()):
             self.engine.add(transport)
@@ -313,10 +339,11 @@ class Agent:
 
     def _replaced(self, transport: Transport, index: int) -> bool:
         """Whether sockets of this device and address are of no more use; addresses that are gone may come back."""
-        interface = self._netlink.interface(transport.device)
+        interface = self._netlink.interface(transport.interface)
         if interface is None:
-            return False
-        addresses = [str(p.ip) for p in self._netlink.prefixes(transport.device)]
+            # An RDMA device is held in being, half dead, by whoever has it open.
+            return transport.kind == "verbs"
+        addresses = [str(p.ip) for p in self._netlink.prefixes(transport.interface)]
         return bool(addresses) and (interface.index != index or transport.address not in addresses)
 
 

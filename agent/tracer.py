@@ -33,6 +33,7 @@ class LimitedSender(Protocol):
     """What the tracer needs of a transport."""
 
     device: str
+    interface: str
     address: str
 
     def send_limited(self, address: str, sport: int, dscp: int, ttl: int, payload: bytes, qpn: int = 0) -> None:

@@ -45,7 +45,7 @@ class Tracing:
         """Trace from a transport, too. Raises icmp.NoRawSocketError, OSError."""
         self.remove(sender.device)
         tracer = DeviceTracer(sender, self._on_path, self._now_ns)
-        s = icmp.open_socket(sender.device, tracer.family)
+        s = icmp.open_socket(sender.interface, tracer.family)
         self._tracers[sender.device], self._sockets[sender.device] = tracer, s
         asyncio.get_running_loop().add_reader(s.fileno(), self._read, s, tracer)
         self._wake.set()

@@ -58,14 +58,36 @@ class BrokerSettings(Section, frozen=True):
         return Path(self.password_file).read_text().strip() if self.password_file else None
 
 
+class DeviceRole(TypedDict, total=False):
+    """What RDMA devices are for. All that a rule names has to fit; the first that fits decides."""
+
+    role: Required[Literal["compute", "storage", "management"]]
+    name: str
+    """Pattern as of a shell: `mlx5_[0-7]`."""
+    subnet: str
+    """The address lies in it: `10.9.0.0/16`."""
+    virtual: bool
+    """Whether the device is a virtual function."""
+
+
 class AgentSettings(Section, frozen=True):
     """The agent on a host."""
 
     host: Name | None = None
     """Name in the topology; default: the machine's host name."""
     devices: list[str] | None = None
-    """Devices to probe from; default: what the transport finds. For `soft`: network interfaces."""
-    transport: Literal["soft"] = "soft"
+    """Devices to probe from, each `DEVICE` or `NAME=DEVICE` (published under that name); default: what is found.
+    For `soft`: network interfaces; for `verbs`: RDMA devices.
+    """
+    transport: Literal["soft", "verbs"] = "soft"
+    gid_index: Annotated[int, Meta(ge=0, description="an integer from 0")] | None = None
+    """For `verbs`: this entry of every GID table, instead of the best by rule."""
+    gid_family: Literal["any", "ipv4", "ipv6"] = "any"
+    """For `verbs`: of which family a GID may be; IPv4 goes before IPv6."""
+    gid_link_local: bool = False
+    """For `verbs`: whether a link-local GID will do if there is no other."""
+    roles: list[DeviceRole] = []
+    """For `verbs`, when devices are found: `{role, name, subnet, virtual}`; only `compute` devices are probed from."""
     cpu_budget: Positive = 0.2
     """Share of one core over which the agent lowers its own rate."""
     max_rate: Rate = 150.0

@@ -57,6 +57,8 @@ class RnicInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     up: bool = True
     transport: str = "soft"
     source_port_honoured: Literal["yes", "no", "unknown"] = "yes"
+    clock: Literal["hardware", "software", "kernel"] = "kernel"
+    """What stamps the packets behind this RNIC's delays."""
 
 
 class Register(Message, tag="register"):

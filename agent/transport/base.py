@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections.abc import Callable
 from typing import Literal, Protocol
 
 
@@ -45,6 +46,9 @@ class Transport(Protocol):
     """One RNIC. All calls come from the event loop's thread; none blocks."""
 
     device: str
+    """Name under which the RNIC is published."""
+    interface: str
+    """The network interface below it, for its link state and for sockets beside it."""
     address: str
     gid: str
     qpn: int
@@ -54,6 +58,8 @@ class Transport(Protocol):
     kind: str
     """Name of the transport, `soft` or `verbs`."""
     source_port_honoured: Literal["yes", "no", "unknown"]
+    clock: Literal["hardware", "software", "kernel"]
+    """What stamps packets: the RNIC, this process, or the kernel."""
     rx_dropped: int
     """Packets dropped for want of room in the receive queue, since the start."""
     bad_frames: int
@@ -63,6 +69,12 @@ class Transport(Protocol):
 
     def start(self, loop: asyncio.AbstractEventLoop, receiver: Receiver) -> None:
         """Begin to deliver packets."""
+
+    def watch(self, on_trouble: Callable[[str], None]) -> None:
+        """Have `on_trouble` told, once and from the event loop, why this transport has to be opened anew.
+
+        From then on every `send` raises OSError.
+        """
 
     def target(self, address: str, qpn: int, qkey: int) -> Target:
         """Resolve a remote queue pair. Raises ValueError for an address of another family or numbers out of range,

@@ -114,6 +114,29 @@ def open_raw(device: str, address: str, version: int) -> socket.socket:
     return s
 
 
+def open_sender(device: str, address: str, version: int) -> socket.socket:
+    """A raw UDP socket that only sends, never fragmented. Raises TransportError."""
+    family = socket.AF_INET if version == 4 else socket.AF_INET6
+    try:
+        s = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_UDP)
+    except PermissionError:
+        raise TransportError(
+            f"{device}: raw sockets need root or CAP_NET_RAW; grant one of them to the agent"
+        ) from None
+    try:
+        _attach(s, _NOTHING)
+        s.setblocking(False)
+        if version == 4:
+            s.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
+        else:
+            s.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE)
+        _bind(s, device, address, 0)
+    except OSError:
+        s.close()
+        raise
+    return s
+
+
 def open_quiet(device: str, address: str, version: int) -> socket.socket:
     """A UDP socket that holds port 4791 and receives nothing, so that the kernel answers nobody "port unreachable".
 

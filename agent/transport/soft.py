@@ -50,9 +50,12 @@ class SoftTransport:
 
     kind = "soft"
     source_port_honoured: Literal["yes", "no", "unknown"] = "yes"
+    clock: Literal["hardware", "software", "kernel"] = "kernel"
 
-    def __init__(self, device: str, address: str) -> None:
+    def __init__(self, device: str, address: str, interface: str | None = None) -> None:
+        """`device` is the name that is published, `interface` the network interface if that has another."""
         self.device = device
+        self.interface = interface or device
         self.address = address
         self.gid = gid_of(address)
         parsed = ipaddress.ip_address(address)
@@ -60,7 +63,7 @@ class SoftTransport:
         self._raw_address = parsed.packed
         self._ip_header = frames.IPV4_HEADER if self._version == 4 else 0
         overhead = (frames.IPV4_HEADER if self._version == 4 else frames.IPV6_HEADER) + frames.HEAD + frames.TAIL
-        room = sockets.mtu_of(device) - overhead
+        room = sockets.mtu_of(self.interface) - overhead
         self.mtu = next((m for m in _MTUS if m <= room), _MTUS[-1])
         self.rx_dropped = 0
         self.bad_frames = 0
@@ -70,9 +73,9 @@ class SoftTransport:
         self._opened: dict[tuple[str, bytes], frames.Opened] = {}
         self._targets: dict[tuple[str, int, int], SoftTarget] = {}
         self.renew()
-        self._socket = sockets.open_raw(device, address, self._version)
+        self._socket = sockets.open_raw(self.interface, address, self._version)
         try:
-            self._quiet = sockets.open_quiet(device, address, self._version)
+            self._quiet = sockets.open_quiet(self.interface, address, self._version)
         except OSError:
             self._socket.close()
             raise
@@ -92,6 +95,9 @@ class SoftTransport:
         self._loop = loop
         self._receive = receiver.receive
         loop.add_reader(self._socket.fileno(), self._readable)
+
+    def watch(self, on_trouble: Callable[[str], None]) -> None:
+        """Sockets outlive whatever befalls their device; what does not, its owner sees by netlink."""
 
     def close(self) -> None:
         """Close the sockets; safe to call twice."""

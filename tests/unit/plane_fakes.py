@@ -78,10 +78,11 @@ class FakeTransport:
 
     kind = "fake"
     source_port_honoured: Literal["yes", "no", "unknown"] = "yes"
+    clock: Literal["hardware", "software", "kernel"] = "kernel"
 
     def __init__(self, fabric: Fabric, device: str, address: str) -> None:
         self.fabric = fabric
-        self.device = device
+        self.device = self.interface = device
         self.address = address
         self.gid = gid_of(address)
         self.mtu = 4096
@@ -125,6 +126,9 @@ class FakeTransport:
 
     def take_read_delay(self) -> int:
         return 0
+
+    def watch(self, on_trouble: Callable[[str], None]) -> None:
+        pass
 
     def close(self) -> None:
         self.receiver = None

@@ -17,7 +17,7 @@ class Wire:
     """A transport whose packets come back at once as the answers of one router, to the socket that listens for them."""
 
     def __init__(self, device: str, address: str, answers: socket.socket) -> None:
-        self.device = device
+        self.device = self.interface = device
         self.address = address
         self.sent: list[tuple[str, int, int]] = []
         self._answers = answers

@@ -12,6 +12,8 @@ from agent.transport.verbs.neighbours import Hop, Resolver
 RECHECK_NS = 10_000_000_000
 """A handle holds the neighbour's hardware address, which may change behind it."""
 RETRY_NS = 200_000_000
+SOON_NS = 20_000_000
+"""A neighbour that is there answers within this."""
 MAX_HANDLES = 8192
 
 Make = Callable[[str, int, int], Handle]
@@ -51,6 +53,11 @@ class HandleBook:
             route = self._routes[address] = Route(address)
         return route
 
+    def prepare(self, route: Route, now: int) -> None:
+        """Have the kernel look for the next hop before the first packet needs it; does not raise."""
+        if route.hop is None and now >= route.check_ns:
+            self._look(route, now)
+
     def handle(self, route: Route, label: int, dscp: int, now: int) -> Handle:
         """The handle for a packet. Raises OSError while the next hop is not known; ask again for the next packet."""
         if now >= route.check_ns:
@@ -70,22 +77,22 @@ class HandleBook:
     def _look(self, route: Route, now: int) -> None:
         try:
             hop = self._resolver.look(route.address)
-        except OSError as error:
-            self._refuse(route, now, error)
+        except OSError as failed:
+            self._refuse(route, now + RETRY_NS, failed)
             return
         if not hop.mac:
             self._resolver.nudge(hop)
             code = errno.EHOSTUNREACH
-            self._refuse(route, now, OSError(code, f"neighbour {hop.address} does not answer: {os.strerror(code)}"))
+            error = OSError(code, f"neighbour {hop.address} does not answer: {os.strerror(code)}")
+            self._refuse(route, now + (RETRY_NS if hop.dead else SOON_NS), error)
             return
         if route.hop is not None and route.hop != hop:
             self._drop(route)
         route.hop, route.error, route.check_ns = hop, None, now + RECHECK_NS
 
-    def _refuse(self, route: Route, now: int, error: OSError) -> None:
+    def _refuse(self, route: Route, until: int, error: OSError) -> None:
         self._drop(route)
-        route.error = error
-        route.check_ns = now + RETRY_NS
+        route.error, route.check_ns = error, until
 
     def _drop(self, route: Route) -> None:
         self._count -= len(route.handles)

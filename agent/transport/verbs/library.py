@@ -52,7 +52,9 @@ def load(name: str) -> ModuleType:
     try:
         return importlib.import_module(f"pyverbs.{name}")
     except ImportError as error:
-        raise NoVerbsError(f"pyverbs does not fit this machine's rdma-core ({error}): take both from one release") from None
+        raise NoVerbsError(
+            f"pyverbs does not fit this machine's rdma-core ({error}): take both from one release"
+        ) from None
 
 
 def load_enums() -> ModuleType:

@@ -37,9 +37,7 @@ class LimitedSocket:
             frames.add_checksum6(frame, frames.pseudo6(self._own, target.packed))
         if dscp != self._dscp:
             level, option = (
-                (socket.IPPROTO_IP, socket.IP_TOS)
-                if self._version == 4
-                else (socket.IPPROTO_IPV6, socket.IPV6_TCLASS)
+                (socket.IPPROTO_IP, socket.IP_TOS) if self._version == 4 else (socket.IPPROTO_IPV6, socket.IPV6_TCLASS)
             )
             self._socket.setsockopt(level, option, dscp << 2)
             self._dscp = dscp

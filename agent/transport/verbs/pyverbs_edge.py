@@ -132,7 +132,9 @@ class PyverbsDevice:
             entries = self._context.query_gid_table(_MANY_GIDS)
         v2 = self._enums.IBV_GID_TYPE_ROCE_V2
         return [
-            Gid(e.gid_index, _text(e.gid_str()), e.gid_type == v2, e.ndev_ifindex) for e in entries if e.port_num == port
+            Gid(e.gid_index, _text(e.gid_str()), e.gid_type == v2, e.ndev_ifindex)
+            for e in entries
+            if e.port_num == port
         ]
 
     def next_event(self) -> Happening | None:
@@ -151,9 +153,7 @@ class PyverbsDevice:
         area = mmap.mmap(-1, size)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(area))
         with _as_os_error(f"{self.name}: {size >> 10} KiB cannot be registered"):
-            region = library.load("mr").MR(
-                self._pd, size, self._enums.IBV_ACCESS_LOCAL_WRITE, address=self._address
-            )
+            region = library.load("mr").MR(self._pd, size, self._enums.IBV_ACCESS_LOCAL_WRITE, address=self._address)
         self._closing.append(region)
         self._lkey = region.lkey
         self.memory = memoryview(area)
@@ -256,7 +256,8 @@ class StampQueue:
 
     def poll(self, limit: int) -> Sequence[Completion]:
         """Take up to `limit` entries, one in each cycle: going on within a cycle corrupts some providers' queues."""
-        queue, found = self._queue, []
+        queue = self._queue
+        found: list[Stamped] = []
         while len(found) < limit and queue.start_poll(self._attributes) == 0:
             status = queue.status
             received = status == 0 and queue.read_opcode() == self._receive
