@@ -7,6 +7,7 @@ reports of our probes are evidence for nothing and about nobody.
 from __future__ import annotations
 
 import asyncio
+import errno
 import secrets
 import time
 from collections.abc import Callable
@@ -105,6 +106,7 @@ class Pinger:
         self._due = asyncio.Event()
         """The next probe is due, or we were stopped."""
         self._stopped = False
+        self._patience = 0.0
         self._expiry: asyncio.TimerHandle | None = None
 
     def _header(self) -> probe.Header:
@@ -143,12 +145,14 @@ class Pinger:
         """Send, wait for the answers, add up. Raises ValueError or OSError where the target cannot be resolved."""
         loop = asyncio.get_running_loop()
         self.transport.start(loop, self)
+        self._patience = loop.time() + RESOLVE_S
         target = await self._resolve(loop)
         cpu, began = time.process_time_ns(), time.monotonic_ns()
         due = loop.time()
         while not self._stopped and (not self._plan.count or self._seq < self._plan.count):
-            self._send(loop, target)
-            if self._plan.interval_ns:
+            if not self._send(loop, target):
+                await asyncio.sleep(RESOLVE_STEP_S)
+            elif self._plan.interval_ns:
                 # A stall is not made up for: a burst would measure itself.
                 due = max(due + self._plan.interval_ns / 1e9, loop.time())
                 await self._sleep_until(loop, due)
@@ -170,12 +174,11 @@ class Pinger:
 
     async def _resolve(self, loop: asyncio.AbstractEventLoop) -> Target:
         """A neighbour that is not known yet may take a moment."""
-        give_up = loop.time() + RESOLVE_S
         while True:
             try:
                 return self.transport.target(self._aim.address, self._aim.qpn, self._aim.qkey)
             except OSError:
-                if loop.time() > give_up or self._stopped:
+                if loop.time() > self._patience or self._stopped:
                     raise
             await asyncio.sleep(RESOLVE_STEP_S)
 
@@ -191,7 +194,8 @@ class Pinger:
             self._news.clear()
             await self._news.wait()
 
-    def _send(self, loop: asyncio.AbstractEventLoop, target: Target) -> None:
+    def _send(self, loop: asyncio.AbstractEventLoop, target: Target) -> bool:
+        """Send the next probe; False if the neighbour is not known yet, and may be in a moment."""
         plan = self._plan
         seq = self._seq = (self._seq + 1) & _SEQ_MASK
         probe.stamp_probe(self._template, seq, window_of(self._wall.wall_ns(self._wall.monotonic_ns())))
@@ -200,9 +204,12 @@ class Pinger:
         try:
             tx_ns = self.transport.send(target, plan.sport, plan.dscp, self._template, plan.size, True)
         except OSError as error:
+            if seq == 1 and error.errno == errno.EHOSTUNREACH and loop.time() < self._patience:
+                self._seq = 0
+                return False
             one.outcome, one.error = Outcome.SEND_ERROR, error.strerror or str(error)
             self._settled(one)
-            return
+            return True
         if tx_ns:
             one.t2 = tx_ns
         else:
@@ -211,6 +218,7 @@ class Pinger:
         self._open[seq] = one, give_up
         if self._expiry is None:
             self._expiry = loop.call_at(give_up, self._expire, loop)
+        return True
 
     # ------------------------------------------------------------ answers
 

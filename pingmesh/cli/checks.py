@@ -7,34 +7,25 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from agent.interfaces import Netlink
+from pingmesh.cli import checks_rdma
+from pingmesh.cli.check import Check, Role, State
 from pingmesh.config import Settings
 
-State = Literal["ok", "warning", "failed"]
-Role = Literal["agent", "lab", "server"]
 PROC_NET = Path("/proc/sys/net")
 ROCE_PORT = 4791
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the doctor's report."""
-
-    name: str
-    state: State
-    seen: str
-    remedy: str = ""
 
 
 def checks(settings: Settings, role: Role | None, controller: str) -> list[Check]:
     """The checks of a role, or of all; what only another role would need is a warning at most."""
     out = [python()]
     if role in (None, "agent"):
-        out += [raw_sockets(role), roce_port(), *devices(settings, role)]
+        verbs = settings.agent.transport == "verbs"
+        # A host whose agent uses the soft transport lacks nothing without RDMA.
+        out += [*checks_rdma.checks(settings.agent, _bad(role) if verbs else "warning")]
+        out += [] if verbs else [raw_sockets(role), roce_port(), *devices(settings, role)]
     if role in (None, "lab"):
         out += [namespaces(role), tool("nft", "nftables", role), tool("ip", "iproute2", role), multipath(role)]
     if role in (None, "lab", "server"):

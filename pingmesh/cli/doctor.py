@@ -7,14 +7,15 @@ import dataclasses
 import json
 from typing import get_args
 
-from pingmesh.cli.checks import Check, Role, checks
+from pingmesh.cli.check import Check, Role
+from pingmesh.cli.checks import checks
 from pingmesh.cli.endpoint import add_controller_argument, controller_address
 from pingmesh.cli.exits import Exit
 from pingmesh.config import load
 
 HELP = (
-    "Look at this machine: interpreter, privileges, programs, kernel, devices, broker, controller. With a role, what "
-    "that role cannot do without is a failure (exit code 1); without one it is a warning."
+    "Look at this machine: interpreter, privileges, programs, kernel, devices, RDMA, broker, controller. With a role, "
+    "what that role cannot do without is a failure (exit code 1); without one it is a warning."
 )
 MARKS = {"ok": "ok     ", "warning": "warning", "failed": "FAILED "}
 

@@ -18,7 +18,8 @@ import msgspec
 from agent.ping import Pinger, Plan
 from agent.ping_probe import PingProbe, PingResult
 from agent.ping_server import PingServer
-from agent.transport.base import Transport, TransportError
+from agent.transport.base import Transport
+from agent.transport.verbs import labels
 from pingmesh import probe
 from pingmesh.cli import ask, ping_ends, ping_lab, ping_render
 from pingmesh.cli.endpoint import add_controller_argument, controller_address
@@ -105,15 +106,9 @@ def check(args: argparse.Namespace) -> None:
         raise PingError("give SRC and DST: pingmesh ping h1/rnic0 h4/rnic0")
 
 
-def port_of_label(label: int) -> int:
-    """UDP source port of a flow label as mlx5 and hns make it; 0 means "any" there, and is drawn here, too.
-
-    >>> port_of_label(0x12345)
-    58177
-    """
-    if not label:
-        return 0xC000 | (1 + secrets.randbelow(0x3FFF))
-    return ((label & 0x3FFF) ^ (label >> 14)) | 0xC000
+def drawn_port() -> int:
+    """Any of the RoCE source ports."""
+    return labels.FIRST_PORT | secrets.randbelow(0x4000)
 
 
 def _ping(args: argparse.Namespace, settings: Settings) -> int:
@@ -127,12 +122,13 @@ def _ping(args: argparse.Namespace, settings: Settings) -> int:
     if source is None:
         assert text is not None
         address = known[text]["address"] if text in known else None
-        return ping_lab.enter(args, text, address, target, cluster)
+        return ping_lab.enter(args, text, address, target, cluster, controller)
     if args.shown_as:
         source, target = source._replace(name=args.shown_as[0]), target._replace(name=args.shown_as[1])
     transport = open_transport(agent, source)
     try:
-        return asyncio.run(_measure(args, source, target, transport, _plan(args, transport, target, cluster)))
+        plan = _plan(args, transport, target, cluster)
+        return asyncio.run(_measure(args, source, target, transport, plan, controller))
     finally:
         transport.close()
 
@@ -156,7 +152,8 @@ def agent_settings(args: argparse.Namespace, settings: Settings, entry: dict[str
     kind = args.transport or (entry or {}).get("transport") or settings.agent.transport
     if args.gid_index is not None and kind != "verbs":
         raise PingError("--gid-index is for the verbs transport: leave it out, or add --transport verbs")
-    return msgspec.structs.replace(settings.agent, transport=kind)
+    index = settings.agent.gid_index if args.gid_index is None else args.gid_index
+    return msgspec.structs.replace(settings.agent, transport=kind, gid_index=index)
 
 
 def open_transport(agent: AgentSettings, source: Source) -> Transport:
@@ -172,26 +169,31 @@ def open_transport(agent: AgentSettings, source: Source) -> Transport:
             return SoftTransport(source.device, source.address)
         with Netlink() as netlink:
             return devices.open_transport(agent, netlink, source.device)
-    except (TransportError, devices.UnknownTransportError) as error:
+    except (OSError, ValueError) as error:
         raise PingError(str(error)) from None
 
 
 def host_clock(transport: Transport) -> tuple[Callable[[], int], bool]:
     """The host's clock to read at posting and reading, and whether the transport's stamps are of it."""
-    return (time.time_ns, True) if transport.kind == "soft" else (time.perf_counter_ns, False)
+    return (time.time_ns if transport.clock == "kernel" else time.perf_counter_ns), transport.clock != "hardware"
 
 
 def _plan(args: argparse.Namespace, transport: Transport, target: Destination, cluster: str) -> Plan:
     largest = min(transport.mtu, target.mtu or transport.mtu)
     if args.size > largest:
         raise PingError(f"--size {args.size} is more than the {largest} bytes that fit the MTU of both ends")
-    sport = args.sport if args.sport is not None else port_of_label(args.flow_label or 0)
+    sport = args.sport or (labels.port_of_label(args.flow_label) if args.flow_label else drawn_port())
     interval, timeout = int(args.interval * 1e9), int(args.timeout * 1e9)
     return Plan(args.count, interval, timeout, args.size, args.traffic_class >> 2, sport, cluster)
 
 
 async def _measure(
-    args: argparse.Namespace, source: Source, target: Destination, transport: Transport, plan: Plan
+    args: argparse.Namespace,
+    source: Source,
+    target: Destination,
+    transport: Transport,
+    plan: Plan,
+    controller: str,
 ) -> int:
     clock, same_clock = host_clock(transport)
     probes: list[PingProbe] = []
@@ -205,9 +207,8 @@ async def _measure(
 
     pinger = Pinger(transport, target.aim, plan, settled, clock)
     live = ping_render.Live(pinger.result, plan.count, every, same_clock)
-    header = ping_render.header(source, target, transport, plan)
     if not args.json:
-        print("\n".join(header), flush=True)
+        print(ping_render.header(source, target, transport, plan), flush=True)
     stop_on_signals(pinger.stop)
     try:
         result = await pinger.run()
@@ -219,6 +220,9 @@ async def _measure(
         print(json.dumps(about | ping_render.summary_json(result) | {"probes": list(map(probe_json, probes))}))
     else:
         print(ping_render.summary(result), flush=True)
+    if not result.answered and ping_ends.is_name(target.name):
+        with contextlib.suppress(ConnectionError, PingError):
+            target = ping_ends.again(target, controller)
     return verdict(result, target)
 
 
@@ -226,7 +230,7 @@ def verdict(result: PingResult, target: Destination) -> Exit:
     """What it means for a script; where nothing was answered, a word on why on stderr."""
     if result.answered > result.stale:
         return Exit.HEALTHY
-    if result.stale:
+    if result.stale or target.renewed:
         print(f"pingmesh: {target.name} has started anew since it was looked up: try again", file=sys.stderr)
         return Exit.NOT_ENOUGH_DATA
     if not result.sent and not result.send_errors:

@@ -29,13 +29,17 @@ class Source(NamedTuple):
 
 
 class Destination(NamedTuple):
-    """Where they go. `mtu` 0: not known. `presence`: of its agent, as the controller sees it."""
+    """Where they go. `mtu` 0: not known. `presence`: of its agent, as the controller sees it.
+
+    `renewed`: another epoch of it has registered since.
+    """
 
     name: str
     aim: Aim
     mtu: int = 0
     presence: str = "online"
     up: bool = True
+    renewed: bool = False
 
 
 def is_name(text: str) -> bool:
@@ -83,6 +87,12 @@ def destination(text: str, known: dict[str, dict[str, Any]], controller: str) ->
         raise PingError(f"the controller at {controller} does not tell Q_Keys: it is of an earlier version; update it")
     aim = Aim(address_of(entry["gid"]), entry["qpn"], entry["qkey"], entry["epoch"])
     return Destination(text, aim, entry["mtu"], entry["agent"], entry["up"])
+
+
+def again(target: Destination, controller: str) -> Destination:
+    """The target as the controller sees it now. Raises PingError, ConnectionError."""
+    now = destination(target.name, registered(controller, [target.name]), controller)
+    return target._replace(presence=now.presence, up=now.up, renewed=now.aim.epoch != target.aim.epoch)
 
 
 def local_addresses(transport: str) -> dict[str, str]:

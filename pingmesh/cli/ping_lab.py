@@ -11,7 +11,9 @@ from pingmesh.cli.ping_ends import Destination, PingError
 _PASSED_ON = ("transport", "traffic_class", "flow_label", "sport", "count", "interval", "timeout", "size", "gid_index")
 
 
-def enter(args: argparse.Namespace, name: str, address: str | None, target: Destination, cluster: str) -> int:
+def enter(
+    args: argparse.Namespace, name: str, address: str | None, target: Destination, cluster: str, controller: str
+) -> int:
     """Become the same command on a lab's host. Raises PingError where there is no lab that has this RNIC.
 
     The target was looked up out here, where the controller is reached for certain.
@@ -24,7 +26,7 @@ def enter(args: argparse.Namespace, name: str, address: str | None, target: Dest
     lab = Lab()
     try:
         rnic = lab.topology.rnics[name]
-        command = lab.command(host, argv(args, rnic.device, name, target, cluster))
+        command = lab.command(host, argv(args, rnic.device, name, target, cluster, controller))
     except (LabError, OSError, KeyError, ValueError):
         where = f" (its address, {address}, is none of ours)" if address else ""
         raise PingError(
@@ -35,10 +37,12 @@ def enter(args: argparse.Namespace, name: str, address: str | None, target: Dest
     os.execvp(command[0], command)  # noqa: S606 - ourselves, in the host's namespace
 
 
-def argv(args: argparse.Namespace, device: str, name: str, target: Destination, cluster: str) -> list[str]:
+def argv(
+    args: argparse.Namespace, device: str, name: str, target: Destination, cluster: str, controller: str
+) -> list[str]:
     """The command to run there."""
     out = [sys.executable, "-m", "pingmesh", "ping", "--device", args.device or device]
-    out += ["--shown-as", name, target.name, "--cluster", cluster]
+    out += ["--shown-as", name, target.name, "--cluster", cluster, "--controller", controller]
     for option in _PASSED_ON:
         if (value := getattr(args, option)) is not None:
             out += [f"--{option.replace('_', '-')}", str(value)]

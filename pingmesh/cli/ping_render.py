@@ -46,14 +46,14 @@ def probe_line(p: PingProbe, same_clock: bool) -> str:
     return f"seq {p.seq}: {late}{measured} us   [{times}  t4-t3 {us(p.responder_ns)}]"
 
 
-def header(source: Source, target: Destination, transport: Transport, plan: Plan) -> list[str]:
+def header(source: Source, target: Destination, transport: Transport, plan: Plan) -> str:
     """What is about to be measured, and by whose clocks."""
     port = transport.source_port(plan.sport)
     said = "" if port == plan.sport else f" (not {plan.sport}: {transport.device} draws its own)"
-    return [
-        f"{source.name} ({transport.address}, {transport.kind}) -> {target.name} ({target.aim.address}, QPN "
-        f"{target.aim.qpn}): {plan.size} bytes, traffic class {plan.dscp << 2}, source port {port}{said}"
-    ]
+    here = f"{source.name} ({transport.address}, {transport.kind}, {transport.clock} stamps)"
+    there = f"{target.name} ({target.aim.address}, QPN {target.aim.qpn})"
+    what = f"{plan.size} bytes, traffic class {plan.dscp << 2}, source port {port}{said}"
+    return f"{here} -> {there}: {what}"
 
 
 def header_json(
@@ -74,6 +74,7 @@ def header_json(
         "sport_asked": plan.sport,
         "sport": transport.source_port(plan.sport),
         "source_port_honoured": transport.source_port_honoured,
+        "clock": transport.clock,
         "same_clock": same_clock,
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pingmesh.cli import ask, checks, main
-from pingmesh.cli.checks import Check
+from pingmesh.cli.check import Check
 from pingmesh.cli.doctor import text
 from pingmesh.config import AgentSettings, BrokerSettings, Settings
 
