@@ -436,11 +436,13 @@ class VerbsTransport:
         try:
             at = lane.receive_at + slot * lane.receive_size
             self._deliver(lane.memory, at, completion.byte_len, completion.src_qp, now)
-        finally:
-            try:
-                lane.pair.post_receive(slot)
-            except OSError as error:
-                self._trouble(str(error))
+        except Exception:
+            # The rest of the batch must not suffer: what is not given back is lost to the ring for good.
+            log.exception("a packet could not be handled", extra={"device": self.device})
+        try:
+            lane.pair.post_receive(slot)
+        except OSError as error:
+            self._trouble(str(error))
 
     def _deliver(self, memory: memoryview, at: int, length: int, qpn: int, ns: int) -> None:
         if self._version == 4:
