@@ -168,7 +168,7 @@ def device(d: RdmaDevice, agent: AgentSettings, m: Machine, bad: State, told: To
     out = [port_state(d, name, bad), gid(d, agent, name, bad), mtu(d, m, name, told)]
     if isinstance(told, str):
         remedy = f"check access to {m.character_devices} and the driver's messages in dmesg"
-        out.append(Check(name, bad, f"cannot be opened: {told}", remedy))
+        out.append(Check(f"{name} verbs", bad, f"cannot be opened: {told}", remedy))
     if d.tclass is not None:
         out.append(
             Check(
