@@ -32,8 +32,8 @@ class TracedFlow:
     """A tuple whose path may be traced. `role` PROBER: our probes; RESPONDER: our ACKs of somebody's probes.
 
     `rnic`, `list_version` and `index` name the flow by its *prober* in both roles. The packets to imitate leave from
-    `transport` to `address`, UDP source port `sport`, with `qpn` in their BTH. `seen_ns` (monotonic): when a packet of
-    the tuple was last sent.
+    `transport` to `address`, UDP source port `sport`, with `qpn` in their BTH; the list asked for the port `listed` (0:
+    the same). `seen_ns` (monotonic): when a packet of the tuple was last sent.
     """
 
     role: int
@@ -47,6 +47,7 @@ class TracedFlow:
     dscp: int
     trace_mask: int
     seen_ns: int
+    listed: int = 0
 
 
 class Engine:
@@ -341,6 +342,7 @@ class Engine:
                         flow.dscp,
                         flow.flow.trace_mask,
                         flow.seen_ns,
+                        flow.flow.sport,
                     )
 
     def incoming_flows(self) -> Iterator[TracedFlow]:

@@ -27,6 +27,8 @@ class TraceFlow:
     qpn: int
     mask: int
     """Bit t-1: trace the hop at TTL t."""
+    listed: int = 0
+    """The source port that the probe list asks for, where packets leave from another; 0: the same."""
 
 
 class Urgency(enum.IntEnum):

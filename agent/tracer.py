@@ -74,6 +74,7 @@ class DeviceTracer:
         self.bucket = Bucket(filled_at=monotonic())
         self._tuples: dict[tuple[str, int], Tuple5] = {}
         self._by_flow: dict[FlowKey, Tuple5] = {}
+        self._listed: dict[FlowKey, int] = {}
         self._queue: deque[tuple[Tuple5, int, int]] = deque()
         self._shots: dict[tuple[str, int, int], _Shot] = {}
         self.sent = self.answered = self.unmatched = self.send_errors = 0
@@ -84,6 +85,7 @@ class DeviceTracer:
         for t5 in self._tuples.values():
             t5.flows = {}
         self._by_flow = {}
+        self._listed = {}
         for f in flows:
             mask = f.mask & ((1 << MAX_TTL) - 1)
             if not mask:
@@ -93,6 +95,8 @@ class DeviceTracer:
                 t5.traced_at = None  # nobody has heard of this flow's path yet
             t5.qpn = f.qpn
             t5.flows[f.key] = mask
+            if f.listed:
+                self._listed[f.key] = f.listed
             self._by_flow[f.key] = t5
         self._tuples = {k: t for k, t in self._tuples.items() if t.flows or t.busy}
 
@@ -191,10 +195,12 @@ class DeviceTracer:
         t5.traced_at = self._monotonic()
         at_ns = t5.answered_ns or self._now_ns()
         news = t5.urgent or t5.hops != t5.last_hops
-        for (role, rnic, version, index), mask in t5.flows.items():
+        for key, mask in t5.flows.items():
+            role, rnic, version, index = key
             hops = [(ttl, who) for ttl, who in sorted(t5.hops.items()) if mask >> (ttl - 1) & 1]
             if hops:
-                self._on_path(TracedPath(role, rnic, version, index, t5.sport, hops, at_ns), news)
+                sport = self._listed.get(key, t5.sport)
+                self._on_path(TracedPath(role, rnic, version, index, sport, hops, at_ns), news)
 
 
 def payload(ttl: int) -> bytes:

@@ -84,7 +84,9 @@ class Tracing:
             flows = by_device.get(f.transport.device)
             if flows is not None and f.list_version == newest[f.rnic]:
                 key = (f.role, f.rnic, f.list_version, f.index)
-                flows.append(TraceFlow(key, f.transport.device, f.address, f.sport, f.dscp, f.qpn, f.trace_mask))
+                flows.append(
+                    TraceFlow(key, f.transport.device, f.address, f.sport, f.dscp, f.qpn, f.trace_mask, f.listed)
+                )
         for device, flows in by_device.items():
             self._tracers[device].set_flows(flows)
 

@@ -66,6 +66,16 @@ def test_a_path_is_told_once_all_its_hops_have_answered() -> None:
     assert paths == [TracedPath(0, 1, 3, 0, 50000, [(2, "10.9.0.2"), (3, "10.9.0.3")], 1000 * 10**9)]
 
 
+def test_flows_that_share_the_port_they_really_have_are_traced_once_and_told_by_the_port_listed() -> None:
+    wire = Wire()
+    t, paths = tracer(wire)
+    t.set_flows([TraceFlow((0, 1, 3, i), "rnic0", "10.0.0.2", 57236, 26, 77, 0b10, 50000 + i) for i in range(2)])
+    t.step()
+    assert [s[2] for s in wire.sent] == [57236]
+    assert t.answer(wire.quoted(0, "10.9.0.2"))
+    assert [(p.index, p.sport) for p in paths] == [(0, 50000), (1, 50001)]
+
+
 def test_answers_are_matched_by_the_whole_quoted_tuple_and_the_ttl() -> None:
     wire = Wire()
     t, paths = tracer(wire)
