@@ -16,11 +16,9 @@ import vm_lab
 from pingmesh import topics
 from pingmesh.lab.client import Lab
 from pingmesh.lab.fabric import MANAGEMENT_ADDRESS
-from pingmesh.lab.judge import FABRIC
 from pingmesh.lab.supervisor import BROKER_PORT
 from pingmesh.messages import ProbeList, decode
 
-pytest.importorskip("agent.transport.verbs", reason="this version has no verbs transport")
 pytestmark = pytest.mark.timeout(420)
 
 READY_S = 240.0
@@ -47,7 +45,7 @@ def lab(running: Lab) -> Lab:
 
 
 def opened(lab: Lab) -> list[str]:
-    return [f"{i['component']} {i['direction']} {i['symptom']}" for i in lab.incidents(state="open")]
+    return [f"{i['component']} {i['direction']} {i['symptom']}" for i in vm_lab.fabric_incidents(lab, "open")]
 
 
 def ids(lab: Lab) -> set[str]:
@@ -138,7 +136,7 @@ def test_a_restarted_agent_has_new_queue_pairs_and_nobody_is_blamed(lab: Lab) ->
     vm_lab.until(lambda: rnics(lab)["h1/rnic0"]["epoch"] != old["epoch"], 60, lambda: rnics(lab)["h1/rnic0"])
     assert rnics(lab)["h1/rnic0"]["qpn"] != old["qpn"]
     time.sleep(20)
-    assert [i for i in lab.incidents() if i["id"] not in before] == []
+    assert [i for i in vm_lab.fabric_incidents(lab) if i["id"] not in before] == []
     sources = {a for a, *_ in seen_tuples(10)}
     assert lab.topology.rnics["h1/rnic0"].address in sources
 
@@ -161,8 +159,8 @@ def test_a_port_that_flaps_while_its_gid_moves_is_blamed_on_nobody_else(lab: Lab
         vm_lab.until(lambda: vm_lab.gid_index(device, str(rnic.address)) not in (None, index), 10)
         vm_lab.until(lambda: not opened(lab) and rnics(lab)["h4/rnic0"]["up"], CLOSED_S, lambda: opened(lab))
         time.sleep(20)
-        blamed = [i for i in lab.incidents() if i["id"] not in before]
-        others = [i for i in blamed if i["component_type"] in FABRIC and i["component"] != "h4/rnic0"]
+        blamed = [i for i in vm_lab.fabric_incidents(lab) if i["id"] not in before]
+        others = [i for i in blamed if i["component"] != "h4/rnic0"]
         assert others == []
         assert {i["symptom"] for i in blamed} <= {"flap", "rnic_down"}
         assert opened(lab) == []
