@@ -191,6 +191,8 @@ class Engine:
                 transport=rnic.transport.kind,
                 source_port_honoured=rnic.transport.source_port_honoured,
                 clock=rnic.transport.clock,
+                members=rnic.transport.members,
+                legs=list(rnic.transport.legs),
             )
             for device, rnic in self._rnics.items()
         ]

@@ -59,6 +59,10 @@ class RnicInfo(msgspec.Struct, kw_only=True, omit_defaults=True):
     source_port_honoured: Literal["yes", "no", "unknown"] = "yes"
     clock: Literal["hardware", "software", "kernel"] = "kernel"
     """What stamps the packets behind this RNIC's delays."""
+    members: int = 1
+    """Ports of the bond that the RNIC is; 1: it is none."""
+    legs: list[int] = []
+    """Of a bond: the members, from 1, that its probes are known to leave by. Nothing is known of the others."""
 
 
 class Register(Message, tag="register"):

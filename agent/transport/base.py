@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 
@@ -60,6 +60,9 @@ class Transport(Protocol):
     source_port_honoured: Literal["yes", "no", "unknown"]
     clock: Literal["hardware", "software", "kernel"]
     """What stamps packets: the RNIC, this process, or the kernel."""
+    members: int
+    """Ports of the bond that the RNIC is, 1 where it is none; `legs`: those that packets are known to leave by."""
+    legs: Sequence[int]
     rx_dropped: int
     """Packets dropped for want of room in the receive queue, since the start."""
     bad_frames: int

@@ -12,7 +12,7 @@ import logging
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from agent import frames
@@ -51,6 +51,8 @@ class SoftTransport:
     kind = "soft"
     source_port_honoured: Literal["yes", "no", "unknown"] = "yes"
     clock: Literal["hardware", "software", "kernel"] = "kernel"
+    members = 1
+    legs: Sequence[int] = ()
 
     def __init__(self, device: str, address: str, interface: str | None = None) -> None:
         """`device` is the name that is published, `interface` the network interface if that has another."""

@@ -79,6 +79,8 @@ class FakeTransport:
     kind = "fake"
     source_port_honoured: Literal["yes", "no", "unknown"] = "yes"
     clock: Literal["hardware", "software", "kernel"] = "kernel"
+    members = 1
+    legs = ()
 
     def __init__(self, fabric: Fabric, device: str, address: str) -> None:
         self.fabric = fabric

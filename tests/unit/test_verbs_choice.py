@@ -8,7 +8,7 @@ import pytest
 from verbs_fake import FakeEdge, Script, v1, v2
 
 from agent.transport.base import TransportError
-from agent.transport.verbs import clocks, discovery, gids, labels, library
+from agent.transport.verbs import bonds, clocks, discovery, gids, labels, library
 from agent.transport.verbs.edge import Capabilities, Gid, Port
 from agent.transport.verbs.transport import Rule
 
@@ -193,3 +193,10 @@ def test_pyverbs_of_another_python_is_told(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(library.NoVerbsError, match="run the agent with /usr/bin/python3"):
         library.find(tmp_path)
     assert issubclass(library.NoVerbsError, TransportError)
+
+
+def test_members_of_a_bond(tmp_path: Path) -> None:
+    (tmp_path / "bond0/bonding").mkdir(parents=True)
+    (tmp_path / "bond0/bonding/slaves").write_text("eth0 eth1\n")
+    assert bonds.members_of("bond0", tmp_path) == 2
+    assert bonds.members_of("eth0", tmp_path) == 1

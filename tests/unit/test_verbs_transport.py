@@ -34,10 +34,11 @@ class Limited:
 class Bench:
     """A transport on a scripted device, and what it delivered and told."""
 
-    def __init__(self, **script: object) -> None:
+    def __init__(self, members: int = 1, **script: object) -> None:
         script.setdefault("table", [v2(3, f"::ffff:{OWN}")])
         self.script = Script(**script)  # type: ignore[arg-type]
         self.edge = FakeEdge(mlx5_0=self.script)
+        self.members = members
         self.resolver = FakeResolver()
         self.now = 1_000_000_000
         self.got: list[tuple[bytes, str, int, int, int, int, int]] = []
@@ -54,6 +55,7 @@ class Bench:
             resolver=lambda interface, address: self.resolver,
             limited=Limited,  # type: ignore[arg-type]
             clock=self.clock,
+            members_of=lambda interface: self.members,
         )
         self.device.address = transport.address
         return transport
@@ -437,3 +439,18 @@ async def test_trace_packets_have_the_port_that_probes_really_have(rxe: Bench) -
     limited = rxe.transport._limited
     assert isinstance(limited, Limited)
     assert limited.sent == [(PEER, rxe.transport.source_port(0xC005), 26, 2, b"1234", 99, rxe.transport.qpn)]
+
+
+@pytest.mark.parametrize(("really", "legs"), [((1, 2), [1, 2]), ((1, 1), [1]), (None, [])])
+async def test_only_those_legs_of_a_bond_are_claimed_that_packets_leave_by(
+    benches: list[Bench], caplog: pytest.LogCaptureFixture, really: tuple[int, ...] | None, legs: list[int]
+) -> None:
+    bench = Bench(members=2, legs=really)
+    benches.append(bench)
+    bench.start()
+    assert (bench.transport.members, list(bench.transport.legs)) == (2, legs)
+    assert any("is a bond of 2 members" in r.getMessage() for r in caplog.records) == (len(legs) < 2)
+    for sport in range(0xC000, 0xC008):
+        bench.send(sport)
+        assert bench.transport.source_port(sport) == sport
+    assert [len(p.sent) for p in bench.pairs] == [4, 4]

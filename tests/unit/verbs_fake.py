@@ -33,6 +33,8 @@ class Script:
     memlock: int = 1 << 20
     gone: bool = False
     handle_error: int = 0
+    legs: tuple[int, ...] | None = None
+    """Which member each queue pair leaves by, whatever was asked; None: cannot be chosen."""
 
 
 def v2(index: int, gid: str, interface: int = 7) -> Gid:
@@ -100,6 +102,11 @@ class FakePair:
         self.error = 0
         """Status of everything from now on."""
         self.closed = False
+
+    def choose_leg(self, leg: int) -> int:
+        if self.device.script.legs is None:
+            raise OSError(errno.EOPNOTSUPP, "no bond")
+        return self.device.script.legs[leg - 1]
 
     def post_receive(self, slot: int) -> None:
         if self.closed or self.device.script.gone:

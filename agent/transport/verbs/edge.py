@@ -134,6 +134,12 @@ class Pair(Protocol):
     def post_send(self, slot: int, at: int, size: int, signaled: bool, handle: Handle, qpn: int, qkey: int) -> None:
         """Send `size` bytes at offset `at` of the memory. A slot always has the same `at` and `signaled`."""
 
+    def choose_leg(self, leg: int) -> int:
+        """Have packets leave by a bond's member, counting from 1; the one that they really leave by.
+
+        Raises OSError where the device does not let choose.
+        """
+
     def close(self) -> None:
         """Destroy it."""
 

@@ -333,6 +333,16 @@ class PyverbsPair:
         except self._error as error:
             raise OSError(getattr(error, "error_code", 0) or errno.EIO, "a send cannot be posted") from None
 
+    def choose_leg(self, leg: int) -> int:
+        """Have packets leave by a bond's member, where the device is an mlx5 that has the members as its ports."""
+        try:
+            mlx5 = library.load("providers.mlx5.mlx5dv").Mlx5QP
+            mlx5.modify_lag_port(self._qp, leg)
+            return int(mlx5.query_lag_port(self._qp)[1])
+        except (library.NoVerbsError, self._error) as error:
+            code = getattr(error, "error_code", 0) or errno.EOPNOTSUPP
+            raise OSError(code, f"the member of the bond cannot be chosen: {os.strerror(code)}") from None
+
     def close(self) -> None:
         """Destroy the queue pair, then its work requests; safe to call twice."""
         if self._closed:

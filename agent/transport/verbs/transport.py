@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal
 
 from agent.transport.base import Receiver, Stamped, Target, TransportError, address_of
-from agent.transport.verbs import clocks, gids, labels
+from agent.transport.verbs import bonds, clocks, gids, labels
 from agent.transport.verbs.edge import GRH, Completion, Device, Gid, Handle, Happening, VerbsEdge
 from agent.transport.verbs.handles import HandleBook, Route
 from agent.transport.verbs.lanes import (
@@ -86,11 +86,15 @@ class VerbsTransport:
         resolver: Callable[[str, str], Resolver] = NetlinkResolver,
         limited: Callable[[str, str], LimitedSocket] = LimitedSocket,
         clock: Callable[[], int] = time.perf_counter_ns,
+        members_of: Callable[[str], int] = bonds.members_of,
     ) -> None:
         """`name` is published, `system` is the device's; `interface_name` tells a network interface by its index."""
         self.device = name
         self.system = system
         self.rx_dropped = self.bad_frames = self.foreign = 0
+        self.legs: Sequence[int] = ()
+        """Of a bond: the members that probes leave by. `members` is how many there are."""
+        self._members_of = members_of
         self._now = clock
         self._rule = rule
         self._lanes: list[Lane] = []
@@ -147,7 +151,8 @@ class VerbsTransport:
         self.provider = labels.provider_of(self.system, capabilities.vendor)
         self.source_port_honoured: Literal["yes", "no", "unknown"] = self.provider.honoured
         self._stamps, why = clocks.stamp_clock(capabilities)
-        lanes = LANES if self.provider is labels.Provider.QPN else 1
+        self.members = self._members_of(self.interface)
+        lanes = LANES if self.provider is labels.Provider.QPN else self.members
         self._layout = Layout(lanes, port.mtu)
         try:
             device.register(self._layout.size)
@@ -205,6 +210,16 @@ class VerbsTransport:
                 lane.sport = labels.port_of_qpn(lane.qpn)
             self._lanes.append(lane)
         self.qpn = self._lanes[0].qpn
+        if self.members > 1:
+            self.legs = bonds.spread(self._lanes)
+            if len(self.legs) < self.members:
+                log.warning(
+                    "%s is a bond of %d members, and probes are known to leave by %s only",
+                    self.system,
+                    self.members,
+                    self.legs or "none of them",
+                    extra={"device": self.device},
+                )
 
     def watch(self, on_trouble: Callable[[str], None]) -> None:
         """Tell, once and from the event loop, why this transport has to be opened anew."""
