@@ -26,13 +26,19 @@ _HOP_LIMIT = 64
 _MANY_GIDS = 1024
 
 
+def _code(error: Exception) -> int:
+    """The errno in an error of pyverbs; EIO where it tells none."""
+    code = int(getattr(error, "error_code", 0))
+    return code if code > 0 else errno.EIO
+
+
 @contextlib.contextmanager
 def _as_os_error(what: str) -> Iterator[None]:
     error_type = library.load("pyverbs_error").PyverbsError
     try:
         yield
     except error_type as error:
-        code = getattr(error, "error_code", 0) or errno.EIO
+        code = _code(error)
         raise OSError(code, f"{what}: {os.strerror(code)}") from None
 
 
@@ -142,8 +148,9 @@ class PyverbsDevice:
         try:
             with _as_os_error("no event"):
                 event = self._context.get_async_event()
-        except OSError:
-            return None
+        except OSError as error:
+            # Of a device that was taken away the descriptor stays readable and every reading fails.
+            return Happening.FATAL if error.errno in (errno.EIO, errno.ENODEV, errno.EBADF) else None
         happening = self._happenings.get(event.event_type, Happening.OTHER)
         event.ack()
         return happening
@@ -322,7 +329,7 @@ class PyverbsPair:
         try:
             self._qp.post_recv(self._receives[slot])
         except self._error as error:
-            raise OSError(getattr(error, "error_code", 0) or errno.EIO, "a receive cannot be posted") from None
+            raise OSError(_code(error), "a receive cannot be posted") from None
 
     def post_send(self, slot: int, at: int, size: int, signaled: bool, handle: Handle, qpn: int, qkey: int) -> None:
         """Send `size` bytes at offset `at` of the memory."""
@@ -331,7 +338,7 @@ class PyverbsPair:
         try:
             self._qp.post_send(request)
         except self._error as error:
-            raise OSError(getattr(error, "error_code", 0) or errno.EIO, "a send cannot be posted") from None
+            raise OSError(_code(error), "a send cannot be posted") from None
 
     def choose_leg(self, leg: int) -> int:
         """Have packets leave by a bond's member, where the device is an mlx5 that has the members as its ports."""
@@ -340,7 +347,7 @@ class PyverbsPair:
             mlx5.modify_lag_port(self._qp, leg)
             return int(mlx5.query_lag_port(self._qp)[1])
         except (library.NoVerbsError, self._error) as error:
-            code = getattr(error, "error_code", 0) or errno.EOPNOTSUPP
+            code = errno.EOPNOTSUPP if isinstance(error, library.NoVerbsError) else _code(error)
             raise OSError(code, f"the member of the bond cannot be chosen: {os.strerror(code)}") from None
 
     def close(self) -> None:

@@ -272,7 +272,10 @@ class VerbsTransport:
         while (event := self._device.next_event()) is not None:
             if event is Happening.FATAL:
                 self._trouble("the device failed or was taken away")
-            elif event is Happening.QUEUE:
+                if self._loop is not None:
+                    self._loop.remove_reader(self._device.event_fd)
+                return
+            if event is Happening.QUEUE:
                 self._trouble("a queue failed")
             changed = changed or event is Happening.PORT
         if changed:
