@@ -7,9 +7,19 @@ import socket
 import pytest
 
 from agent import main
-from agent.devices import NoAddressError, Opener, UnknownTransportError, found_devices, open_transport
+from agent.devices import (
+    DeviceNameError,
+    NoAddressError,
+    Opener,
+    UnknownTransportError,
+    found_devices,
+    named_devices,
+    open_transport,
+)
 from agent.interfaces import Interface, Prefix
+from agent.links import LinkWatcher
 from agent.transport.base import Transport
+from agent.transport.verbs.library import NoVerbsError
 from pingmesh.config import AgentSettings
 
 
@@ -67,6 +77,60 @@ def test_a_missing_device_delays_no_other_and_is_tried_again_with_back_off() -> 
     opener.hurry("rnic1")
     assert opener.attempt(now) == ["rnic1"]
     assert opener.missing == []
+
+
+@pytest.mark.parametrize(
+    ("entries", "what"),
+    [
+        (["mlx5_0", "mlx5_0=mlx5_1"], "two devices are called 'mlx5_0'"),
+        (["=mlx5_0"], "'=mlx5_0' is neither DEVICE nor NAME=DEVICE"),
+        (["rail0="], "'rail0=' is neither DEVICE nor NAME=DEVICE"),
+    ],
+)
+def test_devices_need_distinct_names(entries: list[str], what: str) -> None:
+    with pytest.raises(DeviceNameError, match=f"agent.devices: {what}"):
+        named_devices(entries)
+
+
+def test_a_device_under_another_name_is_looked_for_by_its_own() -> None:
+    with pytest.raises(NoAddressError, match="eth3 does not exist"):
+        open_transport(AgentSettings(), Netlink(rail0=[]), "rail0=eth3")
+
+
+def test_a_missing_rdma_device_is_said_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = AgentSettings(transport="verbs")
+    edge = "agent.transport.verbs.pyverbs_edge.PyverbsEdge.devices"
+    monkeypatch.setattr(edge, lambda self: ["mlx5_0", "mlx5_1"])
+    with pytest.raises(NoVerbsError, match="mlx5_7 is no RDMA device of this machine: there are mlx5_0, mlx5_1"):
+        open_transport(settings, Netlink(), "rail0=mlx5_7")
+    monkeypatch.setattr(edge, lambda self: [])
+    with pytest.raises(NoVerbsError, match="load the NIC's RDMA driver"):
+        open_transport(settings, Netlink(), "mlx5_7")
+
+
+def test_a_device_that_failed_again_at_once_waits_a_little() -> None:
+    tried: list[float] = []
+
+    def open_one(device: str) -> Transport:
+        tried.append(now)
+        return device  # type: ignore[return-value]
+
+    now = 0.0
+    opener = Opener(["rnic0"], open_one)
+    opener.attempt(now)
+    opener.wait("rnic0", now)
+    for now in (0.1, 0.9, 1.0, 1.1):
+        opener.attempt(now)
+    assert tried == [0.0, 1.0]
+
+
+def test_a_link_is_that_of_the_interface_below_while_there_is_one() -> None:
+    below = {"rail0": "eth3"}
+    watcher = LinkWatcher(Netlink(eth3=[]), ["rail0"], lambda *_: None, lambda device: below.get(device, ""))
+    assert watcher.up("rail0")
+    below.clear()
+    assert watcher.poll() == ["rail0"]
+    assert not watcher.up("rail0")
 
 
 def test_without_the_right_to_raw_sockets_one_sentence(
