@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 
 from pingmesh.cli.ping_ends import Destination, PingError
@@ -34,6 +35,8 @@ def enter(
             "pingmesh ping ...`, or give a device of this machine as SRC"
         ) from None
     sys.stdout.flush()
+    # Ctrl-C is for the one that measures, which sets a handler of its own; those on the way wait for its summary.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.execvp(command[0], command)  # noqa: S606 - ourselves, in the host's namespace
 
 

@@ -1,0 +1,284 @@
+"""verbs_rtt.py [--quick] [--json FILE]: what `pingmesh ping` measures over RDMA, beside perftest and a bare loop.
+
+Boots the virtual machine of `make test-vm`, builds a 2x2 leaf-spine of Soft-RoCE hosts in it, and measures on the same
+two devices: `pingmesh ping --interval 0`, `ib_send_lat -c UD` (x 2: it tells half the round trip), `ibv_ud_pingpong`
+and a busy-polling pyverbs loop. Then it delays one direction of one cable by 20 ms and compares the medians of each
+flow with what its traced path says. The processor is emulated: the ratios mean something, the microseconds do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+DELAY_MS = 20.0
+TOLERANCE_MS = 1.0
+LOOP = ROOT / "benchmarks/verbs_loop.py"
+PORT = 4791
+
+
+def in_machine(script: Path, argv: list[str], json_file: str | None, limit: int) -> int:
+    """Run a benchmark inside the virtual machine and bring its figures out."""
+    subprocess.run(["bash", str(ROOT / "tools/vm-setup.sh")], check=True)
+    with tempfile.TemporaryDirectory(prefix="pingmesh-bench-") as share:
+        inner = [*argv, "--json", f"{share}/figures.json"]
+        command = [sys.executable, str(ROOT / "tools/vm.py"), "--share", share, "--limit", str(limit), "--"]
+        code = subprocess.run([*command, "python", str(script), *inner], check=False).returncode
+        figures = Path(share) / "figures.json"
+        if json_file and figures.exists():
+            Path(json_file).write_text(figures.read_text())
+    return code
+
+
+class Pair:
+    """Two RNICs of the lab and how to measure between them."""
+
+    def __init__(self, near: tuple[str, str], far: tuple[str, str], count: int) -> None:
+        self.near, self.far, self.count = near, far, count
+
+    def together(self, server: list[str], client: list[str], pause: float) -> tuple[str, str, float, float]:
+        """(server's output, client's output, CPU seconds of each)."""
+        s = subprocess.Popen(server, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        time.sleep(pause)
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        out = subprocess.run(client, capture_output=True, text=True, timeout=300, check=False)
+        middle = resource.getrusage(resource.RUSAGE_CHILDREN)
+        try:
+            told = s.communicate(timeout=60)[0]
+        except subprocess.TimeoutExpired:
+            s.kill()
+            told = s.communicate()[0]
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return told, out.stdout + out.stderr, _cpu(after) - _cpu(middle), _cpu(middle) - _cpu(before)
+
+    def gid_index(self, end: tuple[str, str]) -> str:
+        """Index of a device's RoCE v2 GID."""
+        from pingmesh.cli import rdma
+
+        return next(
+            str(g.index)
+            for d in rdma.devices()
+            if d.name == end[0]
+            for g in d.gids
+            if g.version == 2 and g.address == end[1]
+        )
+
+    def ping(self, target: str, *more: str) -> dict[str, Any]:
+        """One run of `pingmesh ping`."""
+        argv = [sys.executable, "-m", "pingmesh", "ping", "--transport", "verbs", "--device", self.near[0], target]
+        argv += ["--count", str(self.count), "--interval", "0", "--timeout", "5", "--json", *more]
+        done = subprocess.run(argv, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"pingmesh ping: {done.stderr or done.stdout[-300:]}")
+        return json.loads(done.stdout)  # type: ignore[no-any-return]
+
+    def serve(self) -> tuple[subprocess.Popen[str], str]:
+        """The far end of `pingmesh ping`, and its target."""
+        argv = [sys.executable, "-m", "pingmesh", "ping", "--serve", "--transport", "verbs", "--device", self.far[0]]
+        s = subprocess.Popen([*argv, "--json"], stdout=subprocess.PIPE, text=True)
+        assert s.stdout is not None
+        return s, json.loads(s.stdout.readline())["target"]
+
+    def perftest(self) -> dict[str, float]:
+        """Median round trip (twice what is printed) and the client's CPU."""
+        common = ["ib_send_lat", "-c", "UD", "-s", "64", "-n", str(self.count), "-F"]
+        server = [*common, "-d", self.far[0], "-x", self.gid_index(self.far)]
+        client = [*common, "-d", self.near[0], "-x", self.gid_index(self.near), self.far[1]]
+        _, told, _, cpu = self.together(server, client, 1.5)
+        row = re.search(r"^\s*\d+\s+\d+\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)", told, re.M)
+        if row is None:
+            raise RuntimeError(f"ib_send_lat: {told[-500:]}")
+        return {"rtt_us": 2 * float(row[3]), "cpu_us_per_probe": cpu * 1e6 / self.count}
+
+    def pingpong(self) -> dict[str, float]:
+        """Mean round trip."""
+        common = ["ibv_ud_pingpong", "-s", "64", "-n", str(self.count)]
+        server = [*common, "-d", self.far[0], "-g", self.gid_index(self.far)]
+        client = [*common, "-d", self.near[0], "-g", self.gid_index(self.near), self.far[1]]
+        _, told, _, cpu = self.together(server, client, 1.5)
+        row = re.search(r"= ([\d.]+) usec/iter", told)
+        if row is None:
+            raise RuntimeError(f"ibv_ud_pingpong: {told[-500:]}")
+        return {"rtt_us": float(row[1]), "cpu_us_per_probe": cpu * 1e6 / self.count}
+
+    def loop(self, *more: str) -> dict[str, float]:
+        """The bare pyverbs loop."""
+        python = [sys.executable, str(LOOP)]
+        options = ["--count", str(self.count), *more]
+        s = subprocess.Popen([*python, "server", *self.far, *options], stdout=subprocess.PIPE, text=True)
+        assert s.stdout is not None
+        address, qpn = s.stdout.readline().split()
+        done = subprocess.run(
+            [*python, "client", *self.near, address, qpn, *options], capture_output=True, text=True, check=False
+        )
+        told = s.communicate(timeout=60)[0]
+        if done.returncode:
+            raise RuntimeError(f"verbs_loop.py: {done.stderr[-500:]}")
+        said = json.loads(done.stdout)
+        return {
+            "rtt_us": statistics.median(said["whole_ns"]) / 1000,
+            "network_rtt_us": statistics.median(said["network_ns"]) / 1000,
+            "cpu_us_per_probe": said["cpu_us"],
+            "server_cpu_us_per_probe": json.loads(told)["cpu_us"],
+        }
+
+
+def _cpu(usage: resource.struct_rusage) -> float:
+    return usage.ru_utime + usage.ru_stime
+
+
+def hop(source: str, target: str, sport: int, ttl: int) -> str | None:
+    """The address of the hop at which a packet of this 5-tuple dies."""
+    from agent import icmp
+
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP) as ear,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s,
+    ):
+        ear.settimeout(0.5)
+        s.bind((source, sport))
+        s.setsockopt(socket.IPPROTO_IP, socket.IP_TTL, ttl)
+        for _ in range(8):
+            s.sendto(bytes(40), (target, PORT))
+            end = time.monotonic() + 0.5
+            while time.monotonic() < end:
+                try:
+                    packet, sender = ear.recvfrom(2048)
+                except TimeoutError:
+                    break
+                quoted = icmp.parse(socket.AF_INET, packet, sender[0])
+                if quoted is not None and quoted.sport == sport:
+                    return str(sender[0])
+    return None
+
+
+def delays(lab: Any, pair: Pair, target: str, flows: int) -> list[dict[str, Any]]:
+    """Medians of each flow without and with a delay on leaf1->spine1, and what its path says they should be."""
+    from topology.paths import path_elements, path_from_hops
+
+    t = lab.topology
+    source, far = t.rnics["h1/rnic0"], t.rnics["h3/rnic0"]
+    tors = source.legs[0].switch, far.legs[0].switch
+    ports: dict[int, int] = {}
+    out: list[dict[str, Any]] = []
+    for sport in range(0xC001, 0xC001 + 64):
+        if len(ports) >= flows:
+            break
+        small = Pair(pair.near, pair.far, 20).ping(target, "--sport", str(sport))
+        real = small["sport"]
+        if real not in ports:
+            ports[real] = sport
+    for delayed in (False, True):
+        if delayed:
+            lab.fault_add(["link", "leaf1", "spine1", "--delay", f"{DELAY_MS:g}", "--direction", "forward"])
+        for i, (real, sport) in enumerate(ports.items()):
+            said = pair.ping(target, "--sport", str(sport))
+            median = said["network_rtt_us"]["median"] / 1000
+            if not delayed:
+                address = hop(pair.near[1], pair.far[1], real, 2)
+                paths = path_from_hops(t, *tors, [(2, address)])
+                ways = [path_elements(t, source.name, far.name, p) for p in paths]
+                crosses = bool(ways) and all("leaf1->spine1" in way for way in ways)
+                out.append({"sport": real, "hop2": address, "crosses": crosses, "before_ms": median})
+            else:
+                out[i]["after_ms"] = median
+                out[i]["difference_ms"] = median - out[i]["before_ms"]
+                wanted = DELAY_MS if out[i]["crosses"] else 0.0
+                out[i]["ok"] = abs(out[i]["difference_ms"] - wanted) <= TOLERANCE_MS
+    lab.fault_clear()
+    return out
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """All of it, in the machine."""
+    from pingmesh.lab.client import Lab
+
+    count = 200 if quick else 1000
+    with Lab.up(
+        directory=Path("/tmp/pingmesh-verbs-rtt"),
+        agents=False,
+        transport="verbs",
+        leaves=2,
+        spines=2,
+        hosts_per_leaf=2,
+        seed=7,
+        progress=lambda text: print(f"lab: {text}", flush=True),
+    ) as lab:
+        ends = [(f"rxe_{n.replace('/', '-')}", str(lab.topology.rnics[n].address)) for n in ("h1/rnic0", "h3/rnic0")]
+        pair = Pair(ends[0], ends[1], count)
+        server, target = pair.serve()
+        try:
+            said = pair.ping(target)
+            ping = {
+                "network_rtt_us": said["network_rtt_us"]["median"],
+                "prober_delay_us": said["prober_delay_us"]["median"],
+                "responder_delay_us": said["responder_delay_us"]["median"],
+                "cpu_us_per_probe": said["cpu_us_per_probe"],
+                "lost": said["lost"],
+                "clock": said["clock"],
+            }
+            print("pingmesh ping", json.dumps(ping), flush=True)
+            flows = delays(lab, pair, target, 4)
+            for flow in flows:
+                print("flow", json.dumps(flow), flush=True)
+        finally:
+            server.terminate()
+            server.wait()
+        figures: dict[str, Any] = {"count": count, "pingmesh_ping": ping, "delay_ms": DELAY_MS, "flows": flows}
+        runs: tuple[tuple[str, Callable[[], dict[str, float]]], ...] = (
+            ("busy_loop", pair.loop),
+            ("event_loop", partial(pair.loop, "--events")),
+            ("ib_send_lat_x2", pair.perftest),
+            ("ibv_ud_pingpong", pair.pingpong),
+        )
+        for name, run in runs:
+            try:
+                figures[name] = run()
+            except (RuntimeError, OSError, subprocess.SubprocessError, ValueError) as error:
+                figures[name] = {"failed": str(error)}
+            print(name, json.dumps(figures[name]), flush=True)
+    figures["ratios"] = {
+        name: {
+            "rtt": round(ping["network_rtt_us"] / other.get("network_rtt_us", other["rtt_us"]), 3),
+            "cpu": round(ping["cpu_us_per_probe"] / other["cpu_us_per_probe"], 3)
+            if other["cpu_us_per_probe"]
+            else None,
+        }
+        for name in ("busy_loop", "event_loop", "ib_send_lat_x2", "ibv_ud_pingpong")
+        if "rtt_us" in (other := figures[name])
+    }
+    return figures
+
+
+def main() -> int:
+    """Exit code 1: a flow's delay was not what its path says, or the network RTT is over 1.5 x the busy loop's."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="200 probes a flow instead of 1000")
+    parser.add_argument("--json", metavar="FILE")
+    args = parser.parse_args()
+    if os.environ.get("PINGMESH_VM") != "1":
+        return in_machine(Path(__file__), ["--quick"] if args.quick else [], args.json, 1500)
+    figures = measure(args.quick)
+    if args.json:
+        Path(args.json).write_text(json.dumps(figures, indent=2) + "\n")
+    print("ratios", json.dumps(figures["ratios"]))
+    ratio = figures["ratios"].get("busy_loop", {}).get("rtt")
+    return 0 if all(f["ok"] for f in figures["flows"]) and ratio is not None and ratio <= 1.5 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
