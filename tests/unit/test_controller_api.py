@@ -178,6 +178,10 @@ def test_lists_and_pages(bench: Bench) -> None:
     assert isinstance(rnics, list)
     assert [r["name"] for r in rnics] == [f"h{i}/rnic0" for i in range(1, 5)]
     assert all(r["flows"] and r["listed"] and 10 <= r["rate"] <= 150 for r in rnics)
+    two = bench.get("/rnics?name=h4/rnic0,h2/rnic0,h9/rnic0")
+    assert isinstance(two, list)
+    assert [r["name"] for r in two] == ["h2/rnic0", "h4/rnic0"]
+    assert all({"gid", "qpn", "qkey", "epoch", "number"} <= set(r) for r in two)
     cover = bench.get("/coverage")
     assert isinstance(cover, dict)
     assert {x["link"] for x in cover["links"]} == {d.name for d in T.directed_links}
