@@ -29,7 +29,8 @@ for line in (
 ):
     ip(line)
 resolver = NetlinkResolver("rnic0", "10.0.0.1")
-out = {"routed": shown("10.1.2.3"), "no route": shown("192.0.2.1"), "refused": shown("10.3.0.1"), "unknown": shown("10.2.0.1")}
+asked = {"routed": "10.1.2.3", "no route": "192.0.2.1", "refused": "10.3.0.1", "unknown": "10.2.0.1"}
+out = {what: shown(address) for what, address in asked.items()}
 began = time.monotonic()
 for _ in range(100):
     resolver.nudge(resolver.look("10.2.0.1"))
@@ -53,7 +54,7 @@ def test_next_hops_and_what_is_known_of_them() -> None:
     assert out.pop("blocked_s") < 1
     assert out == {
         "routed": ["10.0.0.254", "0200000000fe", False],
-        # Told the interface, the kernel takes whatever no route leads to, or one forbids, for a neighbour; it will not answer.
+        # Told the interface, the kernel takes what no route leads to for a neighbour, which will not answer.
         "no route": ["192.0.2.1", "", False],
         "refused": ["10.3.0.1", "", False],
         "unknown": ["10.0.0.253", "", False],
