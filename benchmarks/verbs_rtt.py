@@ -33,10 +33,22 @@ PORT = 4791
 
 def in_machine(script: Path, argv: list[str], json_file: str | None, limit: int) -> int:
     """Run a benchmark inside the virtual machine and bring its figures out."""
-    subprocess.run(["bash", str(ROOT / "tools/vm-setup.sh")], check=True)
+    venv = ROOT / ".venv"
+    if code := subprocess.run(["tools/vm-setup.sh", str(venv)], cwd=ROOT, check=False).returncode:
+        return code
     with tempfile.TemporaryDirectory(prefix="pingmesh-bench-") as share:
         inner = [*argv, "--json", f"{share}/figures.json"]
-        command = [sys.executable, str(ROOT / "tools/vm.py"), "--share", share, "--limit", str(limit), "--"]
+        command = [
+            sys.executable,
+            str(ROOT / "tools/vm.py"),
+            "--venv",
+            str(venv),
+            "--share",
+            share,
+            "--limit",
+            str(limit),
+            "--",
+        ]
         code = subprocess.run([*command, "python", str(script), *inner], check=False).returncode
         figures = Path(share) / "figures.json"
         if json_file and figures.exists():
