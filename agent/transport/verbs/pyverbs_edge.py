@@ -12,6 +12,7 @@ import errno
 import ipaddress
 import mmap
 import os
+import select
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,8 +91,10 @@ class PyverbsDevice:
             self._pd = library.load("pd").PD(self._context)
             self._closing.append(self._pd)
         self.event_fd = (_event_fds() - before or {-1}).pop()
+        self._ready = select.poll()
         if self.event_fd >= 0:
             os.set_blocking(self.event_fd, False)
+            self._ready.register(self.event_fd, select.POLLIN)
         self._queue: Any = None
         self._lkey = 0
         self._address = 0
@@ -145,12 +148,17 @@ class PyverbsDevice:
 
     def next_event(self) -> Happening | None:
         """The next asynchronous event; None if there is none now."""
+        # What pyverbs raises does not tell an empty queue from a device that was taken away: poll does.
+        ready = self._ready.poll(0)
+        if not ready:
+            return None
+        if not ready[0][1] & select.POLLIN:
+            return Happening.FATAL
         try:
             with _as_os_error("no event"):
                 event = self._context.get_async_event()
-        except OSError as error:
-            # Of a device that was taken away the descriptor stays readable and every reading fails.
-            return Happening.FATAL if error.errno in (errno.EIO, errno.ENODEV, errno.EBADF) else None
+        except OSError:
+            return Happening.FATAL
         happening = self._happenings.get(event.event_type, Happening.OTHER)
         event.ack()
         return happening
