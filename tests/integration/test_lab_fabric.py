@@ -26,6 +26,8 @@ def test_flows_spread_over_all_spines_and_most_answers_take_another_one(family: 
     t = unlimited(leaf_spine(2, 4, 1, 1, family=family))
     with fabric(t, seed=7, hashing=hashing) as lab:
         one, two = _rnic(t, "h1"), _rnic(t, "h2")
+        # The first packet may be lost while neighbours are still found, and the next try is a second later.
+        assert eventually(lambda: trace(lab, one, two, 2, count=1) and trace(lab, two, one, 2, count=1), 10)
         forward = trace(lab, one, two, 2, count=200)
         # An ACK goes back to port 4791 from the source port of its probe.
         reverse = trace(lab, two, one, 2, count=200)
