@@ -98,7 +98,7 @@ class Endpoint:
             if count:
                 continue
             if self._channel is not None:
-                if not select.select([self.fd], [], [], 1.0)[0]:
+                if not select.select([self.fd], [], [], max(0.0, give_up - time.monotonic()))[0]:
                     return None
                 self._channel.get_cq_event(self.cq)
                 self.cq.req_notify()

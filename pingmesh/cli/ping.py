@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=1.0, metavar="SECONDS", help="per probe (default 1)")
     parser.add_argument("--size", type=int, default=probe.SIZE, metavar="BYTES", help="UD payload (default 64)")
     parser.add_argument("--verbose", "-v", action="store_true", help="a line for each probe, however fast")
+    parser.add_argument("--busy", action="store_true", help="wait with a busy core: waking up is not measured then")
     parser.add_argument("--serve", action="store_true", help="be the far end: print what the near end takes")
     parser.add_argument("--cluster", help="whose agents are probed (default: the controller's, else as configured)")
     parser.add_argument("--config", metavar="FILE", help="configuration file")
@@ -184,7 +185,7 @@ def _plan(args: argparse.Namespace, transport: Transport, target: Destination, c
         raise PingError(f"--size {args.size} is more than the {largest} bytes that fit the MTU of both ends")
     sport = args.sport or (labels.port_of_label(args.flow_label) if args.flow_label else drawn_port())
     interval, timeout = int(args.interval * 1e9), int(args.timeout * 1e9)
-    return Plan(args.count, interval, timeout, args.size, args.traffic_class >> 2, sport, cluster)
+    return Plan(args.count, interval, timeout, args.size, args.traffic_class >> 2, sport, cluster, args.busy)
 
 
 async def _measure(
@@ -268,7 +269,7 @@ def _serve(args: argparse.Namespace, settings: Settings) -> int:
 
 
 async def _answer(args: argparse.Namespace, transport: Transport, cluster: str) -> int:
-    server = PingServer(transport, cluster)
+    server = PingServer(transport, cluster, args.busy)
     if args.json:
         print(json.dumps({"target": str(server.aim), "cluster": cluster} | server.aim._asdict()), flush=True)
     else:

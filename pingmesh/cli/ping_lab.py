@@ -49,5 +49,5 @@ def argv(
     for option in _PASSED_ON:
         if (value := getattr(args, option)) is not None:
             out += [f"--{option.replace('_', '-')}", str(value)]
-    out += [f"--{flag}" for flag in ("json", "verbose") if getattr(args, flag)]
+    out += [f"--{flag}" for flag in ("json", "verbose", "busy") if getattr(args, flag)]
     return [*out, str(target.aim)]
