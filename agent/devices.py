@@ -160,6 +160,7 @@ class Opener:
 
     def __init__(self, devices: Sequence[str], open_one: Callable[[str], Transport]) -> None:
         self._open_one = open_one
+        self._first = True
         self._waiting: dict[str, tuple[float, float]] = dict.fromkeys(devices, (0.0, RETRY_FIRST_S))
 
     @property
@@ -176,14 +177,21 @@ class Opener:
         self._waiting[device] = (now + RETRY_FIRST_S, RETRY_FIRST_S)
 
     def attempt(self, now: float) -> list[Transport]:
-        """Open what is due and there."""
+        """Open what is due and there.
+
+        A setting that does not fit (ValueError) is raised by the first attempt only: once the agent runs, it is no
+        reason to end it for all devices.
+        """
+        first, self._first = self._first, False
         opened: list[Transport] = []
         for device, (due, pause) in list(self._waiting.items()):
             if now < due:
                 continue
             try:
                 opened.append(self._open_one(device))
-            except OSError as error:
+            except (OSError, ValueError) as error:
+                if first and isinstance(error, ValueError):
+                    raise
                 if due == 0.0 or pause >= RETRY_MAX_S:
                     log.warning("device not usable, trying again: %s", error, extra={"device": device})
                 self._waiting[device] = (now + pause, min(pause * 2, RETRY_MAX_S))

@@ -10,6 +10,7 @@ from agent import service
 from agent.devices import DeviceNameError, UnknownTransportError
 from agent.icmp import NoRawSocketError
 from agent.transport.base import TransportError
+from agent.transport.verbs.gids import GidIndexError
 from pingmesh import config, logs
 
 HELP = "run the agent of this host: probe, answer, trace and report"
@@ -41,7 +42,14 @@ def run(args: argparse.Namespace) -> int:
     logs.set_up(settings.log_level)
     try:
         asyncio.run(service.run(settings))
-    except (NoRawSocketError, UnknownTransportError, DeviceNameError, TransportError, service.NoDevicesError) as error:
+    except (
+        NoRawSocketError,
+        UnknownTransportError,
+        DeviceNameError,
+        GidIndexError,
+        TransportError,
+        service.NoDevicesError,
+    ) as error:
         print(f"pingmesh agent: {error}", file=sys.stderr)
         return EXIT_USAGE
     return 0

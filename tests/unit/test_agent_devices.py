@@ -124,6 +124,24 @@ def test_a_device_that_failed_again_at_once_waits_a_little() -> None:
     assert tried == [0.0, 1.0]
 
 
+def test_a_setting_that_does_not_fit_ends_the_start_and_no_running_agent() -> None:
+    fits = True
+
+    def open_one(device: str) -> Transport:
+        if not fits:
+            raise ValueError("agent.gid_index 9 is not RoCE v2")
+        return device  # type: ignore[return-value]
+
+    running = Opener(["rnic0"], open_one)
+    running.attempt(0.0)
+    fits = False
+    with pytest.raises(ValueError, match="agent.gid_index 9"):
+        Opener(["rnic0"], open_one).attempt(0.0)
+    running.hurry("rnic0")
+    assert running.attempt(1.0) == []
+    assert running.missing == ["rnic0"]
+
+
 def test_a_link_is_that_of_the_interface_below_while_there_is_one() -> None:
     below = {"rail0": "eth3"}
     watcher = LinkWatcher(Netlink(eth3=[]), ["rail0"], lambda *_: None, lambda device: below.get(device, ""))
