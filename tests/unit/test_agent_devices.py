@@ -135,7 +135,7 @@ def test_a_setting_that_does_not_fit_ends_the_start_and_no_running_agent() -> No
     running = Opener(["rnic0"], open_one)
     running.attempt(0.0)
     fits = False
-    with pytest.raises(ValueError, match="agent.gid_index 9"):
+    with pytest.raises(ValueError, match=r"agent.gid_index 9"):
         Opener(["rnic0"], open_one).attempt(0.0)
     running.hurry("rnic0")
     assert running.attempt(1.0) == []
