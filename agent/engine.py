@@ -230,16 +230,6 @@ class Engine:
             rnic.prober.apply_peers(peers)
         self._arm()
 
-    def restart_rnic(self, device: str) -> None:
-        """A new queue pair and epoch for this RNIC; unanswered probes are no evidence. Register again afterwards.
-
-        The RNIC probes again once its list comes again.
-        """
-        rnic = self._rnics[device]
-        rnic.retire(self._clock.monotonic_ns())
-        rnic.transport.renew()
-        rnic.new_epoch()
-
     # ------------------------------------------------------------ questions from outside
 
     async def confirm(self, message: Confirm) -> tuple[int, bytes]:

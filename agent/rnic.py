@@ -78,11 +78,6 @@ class Rnic:
         self.retired_errors += self.responder.send_errors
         self.retired_responder += self.responder.take(now)
 
-    def inherit(self, old: Rnic) -> None:
-        """Go on with the counts that a retired RNIC of the same device still had to report."""
-        self.up, self.flaps = old.up, old.flaps
-        self.retired, self.retired_responder = old.retired, old.retired_responder
-
     def totals(self) -> Totals:
         """Counters since the start."""
         transport = self.transport

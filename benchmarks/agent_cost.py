@@ -321,11 +321,16 @@ def number(figures: dict[str, object], name: str) -> float:
 
 def measure_bare(rig: Rig, rate: float, warm_up: float, seconds: float) -> dict[str, float]:
     responder = rig.spawn(1, "bare_responder", warm_up)
-    read(responder)
-    prober = rig.spawn(0, "bare_prober", rate, warm_up, seconds)
-    p, r = read(prober), read(responder)
-    prober.wait()
-    responder.wait()
+    prober = None
+    try:
+        read(responder)
+        prober = rig.spawn(0, "bare_prober", rate, warm_up, seconds)
+        p, r = read(prober), read(responder)
+    finally:
+        for process in (prober, responder):
+            if process is not None:
+                process.terminate()
+                process.wait()
     per = number(p, "cpu") / number(p, "probes") + number(r, "cpu") / number(r, "probes")
     return {"us_per_probe": per * 1e6, "rate": number(p, "probes") / seconds, "lost": number(p, "lost")}
 
@@ -455,6 +460,8 @@ def main() -> int:
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--part", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    # Ended by a signal it must take agents, broker and namespaces with it, as it does by Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if args.part:
         part(args.part[0], args.part[1:])
         return 0
@@ -464,7 +471,7 @@ def main() -> int:
             return 2
         own_user = [] if os.geteuid() == 0 else ["--map-root-user"]
         argv = ["unshare", *own_user, "--net", sys.executable, __file__, "--inside", *sys.argv[1:]]
-        return subprocess.run(argv, check=False).returncode
+        os.execvp(argv[0], argv)  # one process: what ends it reaches the part that cleans up
     load_before = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as directory:
         result = measure(Path(directory), args.quick)

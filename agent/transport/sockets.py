@@ -6,7 +6,8 @@ import ctypes
 import fcntl
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from agent.frames import PORT
 from agent.transport.base import TransportError
@@ -78,23 +79,9 @@ def open_raw(device: str, address: str, version: int) -> socket.socket:
 
     Raises TransportError.
     """
-    family = socket.AF_INET if version == 4 else socket.AF_INET6
-    try:
-        s = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_UDP)
-    except PermissionError:
-        raise TransportError(
-            f"{device}: raw sockets need root or CAP_NET_RAW; grant one of them to the agent"
-        ) from None
-    try:
-        # The filter first: nothing else may slip into the queue before it.
-        _attach(s, _ROCE4 if version == 4 else _ROCE6)
-        s.setblocking(False)
-        if version == 4:
-            # Never fragmented and never limited by a path MTU learnt from somebody's ICMP; the IP ID is 0 then.
-            s.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
-        else:
-            s.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE)
-            s.setsockopt(socket.IPPROTO_IPV6, _IPV6_DONTFRAG, 1)
+    s = _raw(device, version, _ROCE4 if version == 4 else _ROCE6)
+    with _set_up(s, device):
+        if version == 6:
             s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVTCLASS, 1)
             s.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVHOPLIMIT, 1)
         try:
@@ -104,18 +91,19 @@ def open_raw(device: str, address: str, version: int) -> socket.socket:
         s.setsockopt(socket.SOL_SOCKET, SO_RXQ_OVFL, 1)
         number_stamps(s)
         _bind(s, device, address, 0)
-    except OSError as error:
-        s.close()
-        raise (
-            error
-            if isinstance(error, TransportError)
-            else TransportError(error.errno, f"{device}: cannot set up its raw socket: {error.strerror}")
-        ) from None
     return s
 
 
 def open_sender(device: str, address: str, version: int) -> socket.socket:
     """A raw UDP socket that only sends, never fragmented. Raises TransportError."""
+    s = _raw(device, version, _NOTHING)
+    with _set_up(s, device):
+        _bind(s, device, address, 0)
+    return s
+
+
+def _raw(device: str, version: int, program: _Program) -> socket.socket:
+    """A raw UDP socket that sees what a filter lets through; DF is set."""
     family = socket.AF_INET if version == 4 else socket.AF_INET6
     try:
         s = socket.socket(family, socket.SOCK_RAW, socket.IPPROTO_UDP)
@@ -123,18 +111,29 @@ def open_sender(device: str, address: str, version: int) -> socket.socket:
         raise TransportError(
             f"{device}: raw sockets need root or CAP_NET_RAW; grant one of them to the agent"
         ) from None
-    try:
-        _attach(s, _NOTHING)
+    with _set_up(s, device):
+        # The filter first: nothing else may slip into the queue before it.
+        _attach(s, program)
         s.setblocking(False)
         if version == 4:
+            # Never fragmented and never limited by a path MTU learnt from somebody's ICMP; the IP ID is 0 then.
             s.setsockopt(socket.IPPROTO_IP, _IP_MTU_DISCOVER, _PMTUDISC_PROBE)
         else:
             s.setsockopt(socket.IPPROTO_IPV6, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE)
-        _bind(s, device, address, 0)
-    except OSError:
-        s.close()
-        raise
+            s.setsockopt(socket.IPPROTO_IPV6, _IPV6_DONTFRAG, 1)
     return s
+
+
+@contextmanager
+def _set_up(s: socket.socket, device: str) -> Iterator[None]:
+    """Close the socket when something inside fails, and say which device it was."""
+    try:
+        yield
+    except OSError as error:
+        s.close()
+        if isinstance(error, TransportError):
+            raise
+        raise TransportError(error.errno, f"{device}: cannot set up its raw socket: {error.strerror}") from None
 
 
 def open_quiet(device: str, address: str, version: int) -> socket.socket:
