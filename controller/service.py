@@ -178,7 +178,8 @@ class Controller:
                 log.info("not published, broker gone: %s", error)
             self.wake.clear()
             try:
-                await asyncio.wait_for(self.wake.wait(), TICK_S)
+                async with asyncio.timeout(TICK_S):
+                    await self.wake.wait()
             except TimeoutError:
                 pass
 

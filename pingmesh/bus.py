@@ -8,8 +8,8 @@ import random
 import ssl
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
 import aiomqtt
@@ -33,6 +33,21 @@ class Will:
     topic: str
     payload: bytes
     retain: bool = True
+
+
+@contextmanager
+def cancellable() -> Iterator[None]:
+    """Raises CancelledError at the end of a block in which a cancellation of this task was lost.
+
+    aiomqtt waits with `asyncio.wait_for`, which in Python 3.11 loses a cancellation that comes as the wait ends; the
+    task would then run for ever.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    yield
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
 
 
 @dataclass
@@ -62,7 +77,8 @@ class Bus:
         if self._client is None:
             raise ConnectionError("no connection to the broker")
         try:
-            await self._client.publish(str(topic), payload, qos=qos, retain=retain, timeout=5)
+            with cancellable():
+                await self._client.publish(str(topic), payload, qos=qos, retain=retain, timeout=5)
         except aiomqtt.MqttError as error:
             raise ConnectionError(str(error)) from error
 
@@ -71,15 +87,17 @@ class Bus:
         backoff = 0.2
         while True:
             before = self.connections
-            try:
-                async with self._session():
-                    backoff = 0.2
-                    assert self._client is not None
-                    async for message in self._client.messages:
-                        await self._dispatch(str(message.topic), message.payload, bool(message.retain))
-            except (aiomqtt.MqttError, OSError) as error:
-                what = "cannot be reached" if self.connections == before else "connection lost"
-                log.warning("broker %s:%d: %s, trying again: %s", self.settings.host, self.settings.port, what, error)
+            with cancellable():
+                try:
+                    async with self._session():
+                        backoff = 0.2
+                        assert self._client is not None
+                        async for message in self._client.messages:
+                            await self._dispatch(str(message.topic), message.payload, bool(message.retain))
+                except (aiomqtt.MqttError, OSError) as error:
+                    what = "cannot be reached" if self.connections == before else "connection lost"
+                    s = self.settings
+                    log.warning("broker %s:%d: %s, trying again: %s", s.host, s.port, what, error)
             # Spread over the interval: a thousand agents must not come back in one instant.
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
             backoff = min(backoff * 2, self.settings.reconnect_max_s)
@@ -110,8 +128,9 @@ class Bus:
             self._client = client
             self.connections += 1
             try:
-                for topic in self.subscriptions:
-                    await client.subscribe(topic, qos=1)
+                with cancellable():
+                    for topic in self.subscriptions:
+                        await client.subscribe(topic, qos=1)
                 self.connected.set()
                 if self.on_connect:
                     await self.on_connect()

@@ -84,7 +84,8 @@ class Questions:
         try:
             if not await self._send(host, message):
                 return None
-            return await asyncio.wait_for(future, within)
+            async with asyncio.timeout(within):
+                return await future
         except TimeoutError:
             return None
         finally:

@@ -135,7 +135,8 @@ class Processes:
         process.state = ProcessState.STOPPED
         self._signal(process, signal.SIGTERM)
         try:
-            await asyncio.wait_for(process.ended.wait(), patience)
+            async with asyncio.timeout(patience):
+                await process.ended.wait()
         except TimeoutError:
             self._signal(process, signal.SIGKILL)
             await process.ended.wait()

@@ -202,7 +202,8 @@ async def session() -> dict[str, Any]:
     for agent in (h1, h2):
         os.kill(agent.pid, signal.SIGSTOP)
     rig.start_broker()
-    await asyncio.wait_for(rig.bus.connected.wait(), 10)
+    async with asyncio.timeout(10):
+        await rig.bus.connected.wait()
     for agent in (h1, h2):
         os.kill(agent.pid, signal.SIGCONT)
     for host in ("h1", "h2"):

@@ -37,7 +37,8 @@ async def running(argv: list[str], port: int) -> AsyncIterator[asyncio.subproces
     finally:
         if process.returncode is None:
             process.terminate()
-        await asyncio.wait_for(process.wait(), 10)
+        async with asyncio.timeout(10):
+            await process.wait()
 
 
 def command(kind: str, port: int, directory: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -59,7 +60,8 @@ async def test_what_pingmesh_needs_of_a_broker(kind: str, tmp_path: Path, monkey
             await client.publish("a/list", b"kept", qos=1, retain=True)
         async with aiomqtt.Client("127.0.0.1", port) as client:
             await client.subscribe("a/#", qos=1)
-            message = await asyncio.wait_for(anext(client.messages), 5)
+            async with asyncio.timeout(5):
+                message = await anext(client.messages)
             assert (str(message.topic), message.payload) == ("a/list", b"kept")
             will = aiomqtt.Will("a/state", b"died", qos=1)
             dying = aiomqtt.Client("127.0.0.1", port, will=will)
@@ -67,7 +69,8 @@ async def test_what_pingmesh_needs_of_a_broker(kind: str, tmp_path: Path, monkey
             sock = dying._client.socket()
             assert isinstance(sock, socket.socket)
             sock.shutdown(socket.SHUT_RDWR)
-            message = await asyncio.wait_for(anext(client.messages), 10)
+            async with asyncio.timeout(10):
+                message = await anext(client.messages)
             assert (str(message.topic), message.payload) == ("a/state", b"died")
             with suppress(aiomqtt.MqttError):
                 await dying.__aexit__(None, None, None)

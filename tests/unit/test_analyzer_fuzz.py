@@ -341,7 +341,8 @@ async def confirmation(
     await asyncio.sleep(0)
     for kind, payload, host, retained in meanwhile:
         await rig.give(kind, payload, host, retained)
-    return await asyncio.wait_for(running, 5)
+    async with asyncio.timeout(5):
+        return await running
 
 
 @fuzz(100)
