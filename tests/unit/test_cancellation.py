@@ -6,14 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
-from controller_fakes import register
 
 from controller import database
 from controller.service import Controller
-from pingmesh import topics
 from pingmesh.bus import Bus
 from pingmesh.config import BrokerSettings, Settings
-from pingmesh.messages import encode
 from topology.generate import leaf_spine
 
 T = leaf_spine(2, 2, 2, 1)
@@ -29,8 +26,7 @@ async def test_planning_that_is_woken_and_cancelled_at_once_ends() -> None:
     for _ in range(20):
         task = asyncio.create_task(c.loop())
         await asyncio.sleep(0.01)
-        c.handle(topics.Topic("lab", "h1", topics.REGISTER), encode(register(T, "h1", ["rnic0"])))
-        assert c.wake.is_set()
+        c.wake.set()  # as a registration does
         task.cancel()
         assert await ended(task)
 
