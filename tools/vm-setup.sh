@@ -23,7 +23,7 @@ command -v ib_send_lat >/dev/null || packages+=(perftest)
 [ -d /etc/libibverbs.d ] || packages+=(ibverbs-providers)
 [ -d /usr/lib/python3/dist-packages/pyverbs ] || packages+=(python3-pyverbs)
 if [ ${#packages[@]} -gt 0 ]; then
-  install="apt-get install --yes --no-install-recommends ${packages[*]}"
+  install="apt-get install -o DPkg::Lock::Timeout=300 --yes --no-install-recommends ${packages[*]}"
   command -v apt-get >/dev/null || unavailable "no ${packages[0]} and no apt-get to install it with: install ${packages[*]} by hand."
   [ "$(id -u)" = 0 ] || unavailable "not root and without ${packages[*]}: run \`$install\` as root."
   echo "vm: installing ${packages[*]} (apt, a minute or so)"
