@@ -1,6 +1,7 @@
 #!/bin/bash
-# vm-setup.sh VENV: what a virtual machine with Soft-RoCE needs: QEMU, pyverbs and the RDMA tools (by apt, as root), virtme-ng
-# in VENV/vm, and the distribution's kernel, unpacked below VENV/vm and not installed. Ends with 3 and one sentence without.
+# vm-setup.sh VENV: what a virtual machine with Soft-RoCE needs: QEMU, a static busybox, pyverbs, RDMA tools and tshark (by apt, as
+# root), virtme-ng in VENV/vm, and the distribution's kernel, unpacked below VENV/vm and not installed. Ends with 3 and one
+# sentence without.
 # PINGMESH_VM_KERNEL=/path/to/vmlinuz takes another kernel, whose modules are in lib/modules beside its directory.
 set -euo pipefail
 venv=$1
@@ -16,10 +17,13 @@ unavailable() {
 
 packages=()
 command -v qemu-system-x86_64 >/dev/null || packages+=(qemu-system-x86)
+# virtme-ng boots by one that needs no library.
+[[ "$(ldd "$(command -v busybox)" 2>&1)" == *"not a dynamic"* ]] || packages+=(busybox-static)
 command -v depmod >/dev/null || packages+=(kmod)
 command -v rdma >/dev/null || packages+=(iproute2)
 command -v ibv_devices >/dev/null || packages+=(ibverbs-utils)
 command -v ib_send_lat >/dev/null || packages+=(perftest)
+command -v tshark >/dev/null || packages+=(tshark)
 [ -d /etc/libibverbs.d ] || packages+=(ibverbs-providers)
 [ -d /usr/lib/python3/dist-packages/pyverbs ] || packages+=(python3-pyverbs)
 if [ ${#packages[@]} -gt 0 ]; then
