@@ -304,6 +304,7 @@ class Engine:
                     bad_frames=now.bad_frames - before.bad_frames,
                     foreign=now.foreign - before.foreign,
                     send_errors=now.send_errors - before.send_errors,
+                    receives_missing=rnic.transport.receives_missing,
                 )
             )
         return out

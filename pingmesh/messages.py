@@ -180,6 +180,8 @@ class RnicHealth(msgspec.Struct, kw_only=True, omit_defaults=True):
     bad_frames: int = 0
     foreign: int = 0
     send_errors: int = 0
+    receives_missing: int = 0
+    """Receive buffers that are not with the device, now."""
 
 
 class Health(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -70,6 +70,10 @@ class Transport(Protocol):
     foreign: int
     """Packets for another queue pair or with another Q_Key, since the start."""
 
+    @property
+    def receives_missing(self) -> int:
+        """Receive buffers that the device should hold and does not: what would be lost to the ring for good."""
+
     def start(self, loop: asyncio.AbstractEventLoop, receiver: Receiver) -> None:
         """Begin to deliver packets."""
 

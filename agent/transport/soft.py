@@ -68,6 +68,7 @@ class SoftTransport:
         room = sockets.mtu_of(self.interface) - overhead
         self.mtu = next((m for m in _MTUS if m <= room), _MTUS[-1])
         self.rx_dropped = 0
+        self.receives_missing = 0
         self.bad_frames = 0
         self.foreign = 0
         self._read_delay_ns = 0

@@ -89,7 +89,7 @@ class FakeTransport:
         self.gid = gid_of(address)
         self.mtu = 4096
         self.qpn = self.qkey = 0
-        self.rx_dropped = self.bad_frames = self.foreign = 0
+        self.rx_dropped = self.bad_frames = self.foreign = self.receives_missing = 0
         self.late_stamps = False
         self.fails: OSError | None = None
         self.receiver: Receiver | None = None

@@ -184,7 +184,16 @@ async def test_buffers_are_given_back_whatever_the_packet(bench: Bench) -> None:
         pair.arrive(PROBE, PEER, 42)
     await settle()
     assert len(pair.posted) == lanes.FIRST_RECEIVES
+    assert bench.transport.receives_missing == 0
     assert bench.got == []
+
+
+async def test_buffers_that_cannot_be_given_back_are_counted(bench: Bench) -> None:
+    bench.pairs[0].arrive(PROBE, PEER, 42)
+    bench.script.gone = True
+    await settle()
+    assert bench.transport.receives_missing == 1
+    assert bench.troubles
 
 
 async def test_ipv6_is_read_from_the_whole_header(benches: list[Bench]) -> None:

@@ -77,8 +77,15 @@ class Lane:
         )
         self.pair: Pair = device.make_pair(shape)
         self.qpn = self.pair.qpn
+        self.missing = shape.receives
+        """Receive slots that the device does not have."""
         for slot in range(shape.receives):
-            self.pair.post_receive(slot)
+            self.post_receive(slot)
+
+    def post_receive(self, slot: int) -> None:
+        """Give a slot's buffer to the device. Raises OSError."""
+        self.pair.post_receive(slot)
+        self.missing -= 1
 
     @property
     def full(self) -> bool:

@@ -390,6 +390,11 @@ class VerbsTransport:
             pause = POLL_BUSY_S if self._quiet_polls < BUSY_POLLS else POLL_IDLE_S
             self._timer = self._loop.call_later(pause, self._poll_later)
 
+    @property
+    def receives_missing(self) -> int:
+        """See `Transport.receives_missing`."""
+        return sum(lane.missing for lane in self._lanes)
+
     def take_read_delay(self) -> int:
         """Without device stamps nobody knows how long a packet waited; with them the clocks differ: 0."""
         return 0
@@ -446,6 +451,7 @@ class VerbsTransport:
         if wr_id >> GENERATION_SHIFT != self._generation:
             return
         lane, slot = self._lanes[wr_id >> LANE_SHIFT & 0x7F], wr_id & SLOT_MASK
+        lane.missing += 1
         if completion.status:
             self._trouble(f"a receive failed with status {completion.status}")
             return
@@ -458,7 +464,7 @@ class VerbsTransport:
             # The rest of the batch must not suffer: what is not given back is lost to the ring for good.
             log.exception("a packet could not be handled", extra={"device": self.device})
         try:
-            lane.pair.post_receive(slot)
+            lane.post_receive(slot)
         except OSError as error:
             self._trouble(str(error))
 
