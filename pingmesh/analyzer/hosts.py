@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from pingmesh.analyzer.waits import USUAL, Waits
 from pingmesh.messages import AgentState, Health
-
-STARVED_LAG_MS = 250.0
-"""Longer stalls than a busy host shows in health; probes time out after 500."""
 
 _SECOND = 1_000_000_000
 
@@ -87,7 +85,8 @@ class Host:
 class HostBook:
     """All hosts heard of."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Waits = USUAL) -> None:
+        self._waits = waits
         self.hosts: dict[str, Host] = {}
         self.dark_tors: dict[str, int] = {}
         """When all RNICs of a ToR were last seen without link together."""
@@ -125,7 +124,7 @@ class HostBook:
             host.offsets.clear()
         if retained:
             return
-        was_silent = bool(host.silent_since) and now - host.silent_since > _SECOND // 2
+        was_silent = bool(host.silent_since) and now - host.silent_since > 2e6 * self._waits.stall_ms
         if was_silent and not is_new and not self._most_are_silent():
             # It was silent and is the same process: it was stalled, not dead.
             host.stalls.append((now, (now - host.silent_since) / 1e6))
@@ -152,7 +151,7 @@ class HostBook:
         for r in health.rnics:
             host.set_link(r.device, r.up, now)
         stall = max(health.loop_lag_max, health.read_delay_max)
-        if stall >= STARVED_LAG_MS:
+        if stall >= self._waits.stall_ms:
             host.stalls.append((now, stall))
 
     def on_unanswered(self, name: str, asked: int) -> None:

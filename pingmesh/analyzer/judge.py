@@ -12,9 +12,10 @@ from pingmesh.analyzer.flows import ACK, FlowBook, Walk
 from pingmesh.analyzer.host_rules import SECOND, HostView, judge_hosts
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.localise import Localiser, Suspect
-from pingmesh.analyzer.observe import SLOW_NS, crosses, delay_observations, loss_observations, paths_of, totals
+from pingmesh.analyzer.observe import crosses, delay_observations, loss_observations, paths_of, totals
 from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore
 from pingmesh.analyzer.symptoms import Crossing, crossings, per_class, symptom_of
+from pingmesh.analyzer.waits import USUAL, Waits
 from pingmesh.messages import FindingReport, Verdict
 from topology.model import Link, Topology
 
@@ -54,6 +55,7 @@ class Judge:
         localiser: Localiser,
         noise: float,
         large_classes: Callable[[], frozenset[str]],
+        waits: Waits = USUAL,
     ) -> None:
         self._topology = topology
         self._book = book
@@ -62,6 +64,7 @@ class Judge:
         self._localiser = localiser
         self._noise = noise
         self._large = large_classes
+        self._slow_ns = waits.slow_ns
         self._candidates = candidates_of(topology)
         self._walked: dict[str, int] = {}
         self.elements_of: dict[tuple[str, str], frozenset[str]] = {}
@@ -270,7 +273,7 @@ class Judge:
         if len(timed) < 10:
             return
         means = sorted(s.rtt_ns for s in timed)
-        threshold = max(SLOW_NS, SLOW_FACTOR * means[len(means) // 4])
+        threshold = max(self._slow_ns, SLOW_FACTOR * means[len(means) // 4])
         slow = {s.flow.key for s in timed if s.rtt_ns > threshold}
         if len(slow) < SLOW_FLOWS:
             return

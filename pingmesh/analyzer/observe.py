@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook, PathSet
 from pingmesh.analyzer.localise import Observation
 from pingmesh.analyzer.samples import ROUND_TRIP, Sample
+from pingmesh.analyzer.waits import USUAL
 
 _ALTERNATIVES = 16
-SLOW_NS = 2_000_000
-"""Round trips that took longer are slow, whatever the baseline."""
-
 
 Sums = dict[tuple[Flow, int, str, PathSet], tuple[int, int]]
 """(sent, lost) by flow, role, class and the paths possible when the packets were sent."""
@@ -42,7 +40,9 @@ class Walked:
     delayed: int
 
 
-def walked_since(book: FlowBook, samples: Iterable[Sample], elements: frozenset[str]) -> Walked:
+def walked_since(
+    book: FlowBook, samples: Iterable[Sample], elements: frozenset[str], slow_ns: int = USUAL.slow_ns
+) -> Walked:
     """Sums of the one-way samples whose tuples, as last seen, cross one of the elements.
 
     Tuples that have come back to a component speak for it at once.
@@ -51,7 +51,7 @@ def walked_since(book: FlowBook, samples: Iterable[Sample], elements: frozenset[
     for s in samples:
         if s.role != ROUND_TRIP and crosses(book.last_seen_paths(s.flow, s.role, s.start), elements):
             sent += s.sent
-            delayed += s.rtt_ns > SLOW_NS
+            delayed += s.rtt_ns > slow_ns
             if s.lost > 0:
                 last_lost = max(last_lost, s.end)
     return Walked(sent, last_lost, delayed)

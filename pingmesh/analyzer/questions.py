@@ -8,19 +8,19 @@ import random
 from collections.abc import Iterable
 
 from pingmesh.analyzer.suspicion import Request
+from pingmesh.analyzer.waits import USUAL, Waits
 from pingmesh.bus import Bus
 from pingmesh.messages import Answer, Ask, BadMessageError, Confirm, ConfirmResult, Message, Retrace, encode
 from pingmesh.topics import ASK, Topic
 
 log = logging.getLogger(__name__)
 
-ANSWER_S = 0.3
-
 
 class Questions:
     """Sends questions and waits for answers; an id is used once."""
 
-    def __init__(self, cluster: str, bus: Bus) -> None:
+    def __init__(self, cluster: str, bus: Bus, waits: Waits = USUAL) -> None:
+        self.waits = waits
         self._cluster = cluster
         self._bus = bus
         self._id = random.randrange(1 << 30)
@@ -31,10 +31,9 @@ class Questions:
         self._id = (self._id + 1) % (1 << 31)
         return self._id
 
-    async def ask(
-        self, host: str, windows: list[tuple[int, int, int, int]] | None = None, within: float = ANSWER_S
-    ) -> Answer | None:
-        """Is the agent there, and what did its responder count? None without an answer in time."""
+    async def ask(self, host: str, windows: list[tuple[int, int, int, int]] | None = None) -> Answer | None:
+        """Is the agent there, and what did its responder count? None without an answer in time; counts take longer."""
+        within = self.waits.answer_s * (2 if windows else 1)
         ask = Ask(cluster=self._cluster, host=host, id=self.next_id(), windows=windows or [])
         answer = await self._exchange(host, ask.id, ask, within)
         return answer if isinstance(answer, Answer) else None
@@ -57,7 +56,7 @@ class Questions:
         return confirm.id, asyncio.create_task(self._confirmed(host, confirm), name=f"confirm {host}")
 
     async def _confirmed(self, host: str, confirm: Confirm) -> ConfirmResult | None:
-        seconds = confirm.count * confirm.interval_us / 1e6 + 2.5
+        seconds = confirm.count * confirm.interval_us / 1e6 + self.waits.confirm_s
         result = await self._exchange(host, confirm.id, confirm, seconds)
         return result if isinstance(result, ConfirmResult) else None
 

@@ -19,7 +19,6 @@ COUNTS = (10, 15, 20)
 RETRACED_LINKS = 6
 RETRACED_TUPLES = 240
 """At most so many a round: what agents may trace in about two seconds under suspicion."""
-STRAGGLER_S = 0.25
 
 
 @dataclass
@@ -119,11 +118,9 @@ class Rounds:
                 tasks.add(task)
         while tasks:
             # A straggler holds up the verdict only while others are still coming in.
-            done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED, timeout=3.0)
-            if not done:
-                break
+            _, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if tasks and len(tasks) <= len(started) // 8:
-                _, tasks = await asyncio.wait(tasks, timeout=STRAGGLER_S)
+                _, tasks = await asyncio.wait(tasks, timeout=self._questions.waits.straggler_s)
                 break
         for task in tasks:
             task.cancel()
@@ -146,7 +143,7 @@ class Rounds:
             }:
                 windows.setdefault(host, []).append((request.rnic, answer.epoch, request.list_version, window))
         asked = [h for h in windows if h not in result.silent]
-        answers = await asyncio.gather(*(self._questions.ask(h, windows[h], 2 * 0.3) for h in asked))
+        answers = await asyncio.gather(*(self._questions.ask(h, windows[h]) for h in asked))
         counts: dict[tuple[str, int, int], ResponderCounts] = {}
         for host, given in zip(asked, answers, strict=True):
             if not isinstance(given, Answer):

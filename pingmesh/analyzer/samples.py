@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook
+from pingmesh.analyzer.waits import USUAL, Waits
 from pingmesh.messages import (
     PROBER_COLUMNS,
     RESPONDER_COLUMNS,
@@ -23,8 +24,6 @@ from pingmesh.messages import (
 
 ROUND_TRIP = 2
 KEEP_NS = 120 * 1_000_000_000
-SETTLE_NS = 600_000_000
-"""Time-out and a margin: after it a responder's counts of a window are whole."""
 GIVE_UP_NS = 12 * 1_000_000_000
 
 
@@ -150,8 +149,9 @@ class _Window:
 class SampleStore:
     """Samples of the last two minutes, and the windows that wait for the other end's report."""
 
-    def __init__(self, flows: FlowBook) -> None:
+    def __init__(self, flows: FlowBook, waits: Waits = USUAL) -> None:
         self._flows = flows
+        self._settle_ns = waits.settle_ns
         self.samples: deque[Sample] = deque()
         self.not_before = 0
         """Windows that began earlier are left out: whose paths we did not know then, we cannot judge now."""
@@ -223,7 +223,7 @@ class SampleStore:
             if flow is None:
                 del window.flows[index]
                 continue
-            if covered_until(flow.dst_host) >= window.end + SETTLE_NS:
+            if covered_until(flow.dst_host) >= window.end + self._settle_ns:
                 r: ResponderCounts | None = remote.get(index, ResponderCounts())
             elif now - window.end > GIVE_UP_NS:
                 r = None

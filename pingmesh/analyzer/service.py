@@ -16,13 +16,14 @@ from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.judge import Judge, Judgement
 from pingmesh.analyzer.localise import Localiser, localise
 from pingmesh.analyzer.moves import Moves
-from pingmesh.analyzer.observe import SLOW_NS, crosses, paths_of, walked_since
+from pingmesh.analyzer.observe import crosses, paths_of, walked_since
 from pingmesh.analyzer.questions import Questions
 from pingmesh.analyzer.rounds import Rounds
 from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore, check_columns
 from pingmesh.analyzer.summary import SPAN_S, summarise
 from pingmesh.analyzer.suspicion import DOUBTFUL, WITHDRAWS, Episode
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Track, Tracker
+from pingmesh.analyzer.waits import waits_for
 from pingmesh.bus import Bus
 from pingmesh.config import Settings
 from pingmesh.incidents import ComponentType, Symptom
@@ -72,13 +73,14 @@ class Analyzer:
         self._cluster = settings.cluster
         self._clock = Clock()
         self._book = FlowBook(topology)
-        self._hosts = HostBook()
-        self._store = SampleStore(self._book)
+        waits = self._waits = waits_for(settings.agent.timeout_ms)
+        self._hosts = HostBook(waits)
+        self._store = SampleStore(self._book, waits)
         self._findings = Findings()
         self._topology = topology
         a = settings.analyzer
         self._judge = Judge(
-            topology, self._book, self._hosts, self._store, localiser, a.noise, lambda: frozenset(self._large)
+            topology, self._book, self._hosts, self._store, localiser, a.noise, lambda: frozenset(self._large), waits
         )
         self._tracker = Tracker(a.open_confidence, int(a.close_after_s * SECOND))
         base = f"{topics.ROOT}/{self._cluster}"
@@ -91,7 +93,7 @@ class Analyzer:
             self._on_message,
             on_connect=self._on_connect,
         )
-        self._questions = Questions(self._cluster, self._bus)
+        self._questions = Questions(self._cluster, self._bus, waits)
         self._rounds = Rounds(self._book, self._hosts, self._questions, self._clock, int(a.confirm_interval_ms * 1000))
         self._moves = Moves()
         self._large: set[str] = set()
@@ -422,7 +424,7 @@ class Analyzer:
         """Losses, or delays, across an open incident's component keep it open."""
         excluded = self._judgement.view.excluded
         for s in samples:
-            is_slow = s.rtt_ns > SLOW_NS
+            is_slow = s.rtt_ns > self._waits.slow_ns
             if (s.lost <= 0 and not is_slow) or s.flow.src_host in excluded or s.flow.dst_host in excluded:
                 continue
             for t in self._tracker.tracks.values():
@@ -444,7 +446,7 @@ class Analyzer:
             name, _, device = v.component.partition("/")
             if device in self._hosts.get(name).down:
                 return False
-        walked = walked_since(self._book, self._store.since(track.last_bad), track.elements)
+        walked = walked_since(self._book, self._store.since(track.last_bad), track.elements, self._waits.slow_ns)
         if walked.last_lost:
             # Lost on what was not known to be this component's path then: bad all the same, but no more than once.
             track.last_bad = walked.last_lost
