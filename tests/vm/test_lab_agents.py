@@ -32,6 +32,7 @@ def running() -> Iterator[Lab]:
     before = vm_lab.machine_state()
     with vm_lab.start(agents=True) as lab:
         yield lab
+        vm_lab.keep_logs(lab)
     vm_lab.until(lambda: vm_lab.machine_state()["rdma"] == before["rdma"], 20)
     assert vm_lab.machine_state() == before
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -19,9 +20,9 @@ from pingmesh.lab.state import StateDirectory
 DIRECTORY = Path("/tmp/pingmesh-vm-lab")
 SHAPE: dict[str, Any] = {"leaves": 2, "spines": 2, "hosts_per_leaf": 2, "seed": 7, "transport": "verbs"}
 SLOW = {
-    # The processor is emulated: a round trip takes 5 to 100 ms, and eight Python processes share it. What the analyzer
-    # waits for fits a timeout of half a second, which is therefore left as it is.
-    "PINGMESH_AGENT__OVERDUE_MS": "300",
+    # The processor is emulated: a round trip takes 5 to 100 ms, and eight Python processes share it.
+    "PINGMESH_AGENT__TIMEOUT_MS": "2000",
+    "PINGMESH_AGENT__OVERDUE_MS": "1000",
     "PINGMESH_AGENT__CPU_BUDGET": "1",
     "PINGMESH_ANALYZER__CONFIRM_INTERVAL_MS": "250",
     "PINGMESH_CONTROLLER__TOR_MESH_RATE": "2",
@@ -90,6 +91,13 @@ def tails(lab: Lab, lines: int = 5) -> str:
     """The end of every log, for a failure's report."""
     logs = sorted((lab.directory / "logs").glob("*.log"))
     return "\n".join(f"--- {p.name}\n" + "\n".join(p.read_text().splitlines()[-lines:]) for p in logs)
+
+
+def keep_logs(lab: Lab) -> None:
+    """Copy the logs to where they outlive the machine, if `tools/vm.py --share DIRECTORY` said where."""
+    share = os.environ.get("PINGMESH_VM_SHARE")
+    if share:
+        shutil.copytree(lab.directory / "logs", Path(share) / "logs", dirs_exist_ok=True)
 
 
 def readable(path: Path) -> bool:
