@@ -147,6 +147,9 @@ class Pinger:
         """Send, wait for the answers, add up. Raises ValueError or OSError where the target cannot be resolved."""
         loop = asyncio.get_running_loop()
         self.transport.start(loop, self)
+        if self._plan.busy:
+            self.transport.spin()
+        self.result.prober_polled = self.transport.polled
         self._patience = loop.time() + RESOLVE_S
         target = await self._resolve(loop)
         cpu, began = time.process_time_ns(), time.monotonic_ns()
@@ -193,9 +196,6 @@ class Pinger:
 
     async def _until_settled(self) -> None:
         while self._open and not self._stopped:
-            if self._plan.busy:
-                await asyncio.sleep(0)
-                continue
             self._news.clear()
             await self._news.wait()
 
@@ -246,6 +246,7 @@ class Pinger:
             one.t5, one.t6, one.ttl = rx_ns, read_ns, ttl
             one.sport = header.left or sport
             one.dscp = header.dscp if header.dscp < 64 else -1
+            one.polled = bool(header.flags & probe.POLLED)
             if header.flags & probe.STALE:
                 self._finish(one, Outcome.STALE)
         else:

@@ -44,6 +44,8 @@ class PingProbe:
     outcome: Outcome = Outcome.WAITING
     late: bool = False
     """Answered after it was given up."""
+    polled: bool = False
+    """The responder's delay contains the wait for its poll timer."""
     arrived: bool | None = None
     """Of a lost probe: whether later ACKs say that it had arrived."""
     error: str = ""
@@ -119,6 +121,9 @@ class PingResult:
     invalid: int = 0
     send_errors: int = 0
     in_flight: int = 0
+    prober_polled: bool = False
+    responder_polled: bool = False
+    """Whether the delays of this end and of the other contain the wait for a poll timer."""
     last_error: str = ""
     cpu_ns: int = 0
     """CPU time of this process, user and system, from the first probe to the last answer."""
@@ -144,6 +149,7 @@ class PingResult:
             self.lost += 1
             return
         self.answered += 1
+        self.responder_polled |= probe.polled
         match probe.outcome:
             case Outcome.ANSWERED:
                 self.network.append(probe.network_ns)

@@ -35,17 +35,12 @@ class PingServer:
     async def run(self) -> None:
         """Answer until cancelled."""
         self.transport.start(asyncio.get_running_loop(), self)
-        loop = asyncio.get_running_loop()
         if self._busy:
-            self._spin(loop)
+            self.transport.spin()
         while True:
             await asyncio.sleep(FORGET_S)
             # Nobody takes our reports: what is counted is dropped.
             self._responder.take(time.monotonic_ns())
-
-    def _spin(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have the loop never wait."""
-        loop.call_soon(self._spin, loop)
 
     def receive(self, payload: memoryview, source: str, qpn: int, sport: int, dscp: int, ttl: int, rx_ns: int) -> None:
         """One packet for our queue pair; see `Receiver`."""

@@ -170,7 +170,8 @@ class Responder:
             row.mismatched += 1
         transport, target, sport = self.transport, flow.target, header.sport
         assert target is not None
-        probe.answer(ack, header, flags=0, dscp=dscp & 0xFF, left=transport.source_port(sport), history=history)
+        flags = probe.POLLED if transport.polled else 0
+        probe.answer(ack, header, flags=flags, dscp=dscp & 0xFF, left=transport.source_port(sport), history=history)
         try:
             tx_ns = transport.send(target, sport, header.dscp, ack, probe.SIZE, True)
         except OSError:

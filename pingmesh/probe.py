@@ -11,6 +11,7 @@ bytes  field   meaning
 3      kind    PROBE, ACK1, ACK2
 4      cls     index of the class in the probe list
 5      flags   STALE: the ACK of a probe that meant an earlier epoch of this queue pair
+               POLLED: the responder's RNIC is looked at by a timer, whose wait is in the responder's delay
 6      trace   bit t-1: the hop at TTL t shall be traced, for probe and ACK
 7      dscp    probe: as meant; ACK: as the probe arrived with it
 8-11   cluster CRC-32 of the cluster's name
@@ -40,7 +41,7 @@ SIZE = 64
 MAGIC = 0x504D
 VERSION = 1
 PROBE, ACK1, ACK2 = 0, 1, 2
-STALE = 1
+STALE, POLLED = 1, 2
 HISTORY_BITS = 64
 HISTORY_MASK = (1 << HISTORY_BITS) - 1
 

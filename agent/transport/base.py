@@ -60,6 +60,8 @@ class Transport(Protocol):
     source_port_honoured: Literal["yes", "no", "unknown"]
     clock: Literal["hardware", "software", "kernel"]
     """What stamps packets: the RNIC, this process, or the kernel."""
+    polled: bool
+    """Whether a timer looks for packets: the wait for its turn is in the delays of this host, though not in RTTs."""
     members: int
     """Ports of the bond that the RNIC is, 1 where it is none; `legs`: those that packets are known to leave by."""
     legs: Sequence[int]
@@ -76,6 +78,9 @@ class Transport(Protocol):
 
     def start(self, loop: asyncio.AbstractEventLoop, receiver: Receiver) -> None:
         """Begin to deliver packets."""
+
+    def spin(self) -> None:
+        """From now on look for packets all the time, keeping a core busy, instead of being woken; after `start`."""
 
     def watch(self, on_trouble: Callable[[str], None]) -> None:
         """Have `on_trouble` told, once and from the event loop, why this transport has to be opened anew.

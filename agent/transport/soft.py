@@ -69,6 +69,7 @@ class SoftTransport:
         self.mtu = next((m for m in _MTUS if m <= room), _MTUS[-1])
         self.rx_dropped = 0
         self.receives_missing = 0
+        self.polled = False
         self.bad_frames = 0
         self.foreign = 0
         self._read_delay_ns = 0
@@ -98,6 +99,11 @@ class SoftTransport:
         self._loop = loop
         self._receive = receiver.receive
         loop.add_reader(self._socket.fileno(), self._readable)
+
+    def spin(self) -> None:
+        """Have the event loop never wait."""
+        if self._loop is not None and self._socket.fileno() >= 0:
+            self._loop.call_soon(self.spin)
 
     def watch(self, on_trouble: Callable[[str], None]) -> None:
         """Sockets outlive whatever befalls their device; what does not, its owner sees by netlink."""

@@ -22,6 +22,9 @@ _WORDS = {
 }
 
 
+POLLED = "* with the wait for a timer: the RNIC stamps packets itself, and its queue is looked at every 1 to 10 ms"
+
+
 def us(ns: float) -> str:
     """Microseconds.
 
@@ -138,7 +141,10 @@ def summary(r: PingResult) -> str:
     ]
     if rows:
         lines.append(f"{'us':<16}" + "".join(f"{h:>10}" for h in ("min", "median", "p99", "p99.9", "max")))
-        lines += [_row(name, q) for name, q in rows]
+        polled = {"prober delay": r.prober_polled, "responder delay": r.responder_polled}
+        lines += [_row(name + " *" * polled.get(name, False), q) for name, q in rows]
+        if any(polled.values()):
+            lines.append(POLLED)
     return "\n".join(lines)
 
 
@@ -179,6 +185,8 @@ def summary_json(r: PingResult) -> dict[str, Any]:
         "network_rtt_us": quantiles(r.network),
         "prober_delay_us": quantiles(r.prober),
         "responder_delay_us": quantiles(r.responder),
+        "prober_delay_polled": r.prober_polled,
+        "responder_delay_polled": r.responder_polled,
         "cpu_us_per_probe": round(r.cpu_ns / 1000 / r.sent, 3) if r.sent else None,
         "elapsed_s": round(r.elapsed_ns / 1e9, 6),
     }

@@ -90,6 +90,7 @@ class FakeTransport:
         self.mtu = 4096
         self.qpn = self.qkey = 0
         self.rx_dropped = self.bad_frames = self.foreign = self.receives_missing = 0
+        self.polled = False
         self.late_stamps = False
         self.fails: OSError | None = None
         self.receiver: Receiver | None = None
@@ -103,6 +104,9 @@ class FakeTransport:
 
     def start(self, loop: asyncio.AbstractEventLoop, receiver: Receiver) -> None:
         self.receiver = receiver
+
+    def spin(self) -> None:
+        raise AssertionError("only `pingmesh ping --busy` spins")
 
     def target(self, address: str, qpn: int, qkey: int) -> FakeTarget:
         if ":" in address:

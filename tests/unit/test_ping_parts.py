@@ -34,10 +34,12 @@ class Wire:
     address, gid, kind, clock = "10.0.0.1", "::ffff:10.0.0.1", "soft", "kernel"
     qpn, qkey, mtu = 5, 6, 1024
     source_port_honoured = "yes"
+    polled = False
 
     def __init__(self, fate: Callable[[int], str] = lambda seq: "12", stale: bool = False) -> None:
         self.fate = fate
         self.stale = stale
+        self.far_polled = False
         self.sent: list[probe.Header] = []
         self.refuse: list[OSError] = []
         self.now = 1_000_000
@@ -78,7 +80,7 @@ class Wire:
 
     def _answer(self, payload: bytes, header: probe.Header, sent: int, fate: str, history: int) -> None:
         ack = bytearray(payload)
-        flags = probe.STALE if self.stale else 0
+        flags = (probe.STALE if self.stale else 0) | (probe.POLLED if self.far_polled else 0)
         probe.answer(ack, header, flags=flags, dscp=header.dscp, left=header.sport, history=history)
         receive = self._receiver.receive
         if "1" in fate:
@@ -113,6 +115,18 @@ def test_six_timestamps_make_three_delays() -> None:
         assert p.prober_ns == (p.t2 - p.t1) + (p.t6 - p.t5) == 100 + 300
         assert p.t1 < p.t2 < p.t5 < p.t6
         assert (p.ttl, p.dscp, p.sport) == (62, 26, 50_000)
+
+
+@pytest.mark.parametrize(("here", "there"), [(False, False), (True, False), (False, True)])
+def test_delays_that_contain_a_poll_timer_are_marked(here: bool, there: bool) -> None:
+    wire = Wire()
+    wire.polled, wire.far_polled = here, there
+    result, _ = measure(wire, plan(2))
+    said = ping_render.summary_json(result)
+    assert (said["prober_delay_polled"], said["responder_delay_polled"]) == (here, there)
+    marked = {line.split("*")[0].strip() for line in ping_render.summary(result).splitlines() if " * " in line}
+    assert ("prober delay" in marked, "responder delay" in marked) == (here, there)
+    assert (ping_render.POLLED in ping_render.summary(result)) == (here or there)
 
 
 def test_probes_name_nobody_and_the_epoch_meant() -> None:

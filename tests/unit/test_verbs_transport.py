@@ -463,3 +463,24 @@ async def test_only_those_legs_of_a_bond_are_claimed_that_packets_leave_by(
         bench.send(sport)
         assert bench.transport.source_port(sport) == sport
     assert [len(p.sent) for p in bench.pairs] == [4, 4]
+
+
+async def test_a_queue_without_channel_is_polled_by_a_timer_and_that_is_told(stamped: Bench, bench: Bench) -> None:
+    assert (stamped.transport.polled, bench.transport.polled) == (True, False)
+    stamped.transport.spin()
+    assert not stamped.transport.polled
+
+
+async def test_who_spins_is_not_woken(bench: Bench, stamped: Bench) -> None:
+    for each in (bench, stamped):
+        each.now += 1
+        each.transport.spin()
+        rearmed = each.device.queue.rearmed
+        each.pairs[0].arrive(PROBE, PEER, 42)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert len(each.got) == 1
+        each.pairs[0].arrive(PROBE, PEER, 42)
+        await settle()
+        assert len(each.got) == 2
+        assert each.device.queue.rearmed == rearmed

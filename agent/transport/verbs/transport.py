@@ -42,6 +42,7 @@ ROUNDS = 4
 POLL_BUSY_S, POLL_IDLE_S = 0.001, 0.01
 """How often a queue without channel is looked at: for a while after traffic, and else."""
 BUSY_POLLS = 20
+SPIN_NS = 500_000
 MAX_QPN, MAX_QKEY = 0xFFFFFF, 0xFFFFFFFF
 _PORTS = 1 << 16
 _CACHED = 4096
@@ -112,6 +113,7 @@ class VerbsTransport:
         self._last: tuple[Lane, int] | None = None
         self._generation = 0
         self._quiet_polls = 0
+        self._spinning = False
         self._device: Device = edge.open(system)
         try:
             self._set_up(interface_name)
@@ -173,6 +175,7 @@ class VerbsTransport:
                 self._stamps, why = None, str(error)
         if self._stamps is None:
             self._queue = device.make_queue(self._layout.entries, False)
+        self.polled = self._queue.fd < 0
         self.qpn = self.qkey = 0
         self.renew()
         if not port.active:
@@ -237,6 +240,27 @@ class VerbsTransport:
         else:
             self._timer = loop.call_later(POLL_IDLE_S, self._poll_later)
         self._reconsider()
+
+    def spin(self) -> None:
+        """Poll all the time instead of being woken."""
+        assert self._loop is not None
+        if self._queue.fd >= 0:
+            # Nobody arms the queue any more: one notification at most is still to come, and nobody reads it.
+            self._loop.remove_reader(self._queue.fd)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._spinning = True
+        self.polled = False
+        self._loop.call_soon(self._spin)
+
+    def _spin(self) -> None:
+        """For a moment, so that the event loop has its turns."""
+        if self._closed or self._loop is None:
+            return
+        until = self._now() + SPIN_NS
+        while not self._drain() and self._now() < until:
+            pass
+        self._loop.call_soon(self._spin)
 
     def close(self) -> None:
         """Release everything; safe to call twice."""
@@ -376,7 +400,7 @@ class VerbsTransport:
     # ------------------------------------------------------------ completions
 
     def _readable(self) -> None:
-        if self._closed:
+        if self._closed or self._spinning:
             return
         self._queue.rearm()
         self._drain()
