@@ -14,3 +14,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if not INSIDE and item.path.is_relative_to(HERE):
             item.add_marker(outside)
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tell of a failure at once: a machine that is ended from outside shows no summary."""
+    if INSIDE and report.failed:
+        print(f"\n{report.longreprtext}\n", flush=True)
