@@ -97,8 +97,10 @@ def test_every_probe_is_answered_and_both_ends_count_the_same(run: Run, directio
     c = run.clean[direction]
     assert c["sent"] >= 0.5 * routed.FLOWS * routed.SECONDS * 1e6 / routed.INTERVAL_US
     assert c["sent"] == c["arrived"] == c["ack1"] == c["ack2"]
-    assert c["sent"] == c["received"] == c["acks1"] == c["acks2"]
-    assert c["lost"] == c["excluded"] == c["send_error"] == c["mismatched"] == 0
+    assert c["sent"] + c["excluded"] == c["received"] == c["acks1"] == c["acks2"]
+    assert c["lost"] == c["send_error"] == c["mismatched"] == 0
+    # A process that is interrupted between sending and stamping tells of a delay longer than the round trip: no evidence.
+    assert c["excluded"] <= c["sent"] / 5
 
 
 @DIRECTIONS
@@ -115,8 +117,8 @@ def test_the_soft_end_counts_the_frames_that_it_refused(run: Run) -> None:
     assert run.bad == run.spoiled[0]["sent"]
 
 
-Key = tuple[str, int, int]
-"""(who sent it, PROBE, ACK1 or ACK2, length of the packet)."""
+Key = tuple[str, int, int, int]
+"""(who sent it, PROBE, ACK1 or ACK2, traffic class, length of the packet)."""
 
 
 def by_kind(packets: list[bytes]) -> dict[Key, bytes]:
@@ -126,7 +128,7 @@ def by_kind(packets: list[bytes]) -> dict[Key, bytes]:
     for p in packets:
         source = ".".join(str(b) for b in p[12:16])
         if source in names and len(p) > HEADERS + probe.SIZE:
-            found.setdefault((names[source], probe.decode(p[HEADERS:]).kind, len(p)), p)
+            found.setdefault((names[source], probe.decode(p[HEADERS:]).kind, p[1], len(p)), p)
     return found
 
 
@@ -141,20 +143,19 @@ OWN = {
 
 def test_frames_of_both_decode_alike(run: Run, tmp_path: Path) -> None:
     kinds = by_kind(run.packets)
-    sizes = {kind: {n for s, k, n in kinds if (s, k) == ("verbs", kind)} for kind in (probe.PROBE, probe.ACK1)}
-    assert len(sizes[probe.PROBE]) == 2
+    assert len({k[1:] for k in kinds}) == 6  # probes and both ACKs of two classes
     assert {k[1:] for k in kinds if k[0] == "verbs"} == {k[1:] for k in kinds if k[0] == "soft"}
     pcap = tmp_path / "both.pcap"
     capture.write_pcap(pcap, list(kinds.values()))
     decoded = dict(zip(kinds, capture.decode(pcap), strict=True))
-    for (source, kind, size), layers in decoded.items():
+    for (source, *kind), layers in decoded.items():
         if source == "soft":
             continue
-        other = decoded["soft", kind, size]
+        other = decoded["soft", *kind]
         assert list(layers) == list(other)
         assert layers["infiniband"]["infiniband.bth.opcode"] == "100"
         for name in ("ip", "udp", "infiniband", "data"):
-            assert told(layers[name]) == told(other[name]), (name, kind, size)
+            assert told(layers[name]) == told(other[name]), (name, kind)
 
 
 def told(layer: dict[str, Any], own: Callable[[str], bool] = OWN.__contains__) -> dict[str, Any]:
