@@ -2,9 +2,9 @@
 
 Boots the virtual machine of `make test-vm`, builds a 2x2 leaf-spine of Soft-RoCE hosts in it, and measures on the same
 two devices: `pingmesh ping --interval 0`, with `--busy` and without, `ib_send_lat -c UD` (x 2: it tells half the round
-trip), `ibv_ud_pingpong`
-and a busy-polling pyverbs loop. Then it delays one direction of one cable by 20 ms and compares the medians of each
-flow with what its traced path says. The processor is emulated: the ratios mean something, the microseconds do not.
+trip), `ibv_ud_pingpong` and a busy-polling pyverbs loop. Then it delays one cable by 20 ms each way and compares the
+medians of each flow with what the traced paths of its probes and ACKs say. The processor is emulated: the ratios mean
+something, the microseconds do not.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ from pingmesh import probe
 
 ROOT = Path(__file__).resolve().parents[1]
 DELAY_MS = 20.0
+DELAYED = ("leaf1", "spine1")
+PACE_NS = 10_000_000
 TOLERANCE_MS = 1.0
 LOOP = ROOT / "benchmarks/verbs_loop.py"
 PORT = 4791
@@ -132,10 +134,12 @@ class Pair:
             raise RuntimeError(f"ibv_ud_pingpong: {told[-500:]}")
         return {"rtt_us": float(row[1]), "cpu_us_per_probe": cpu * 1e6 / self.count}
 
-    def loop(self, *more: str) -> dict[str, float]:
-        """The bare pyverbs loop."""
+    def paced(self, rate: float, count: int) -> tuple[dict[str, float], dict[str, float]]:
+        """What the bare loop's two ends say of their cost at a prober's pace."""
+        return self._ends("--events", "--acks", "2", "--rate", str(rate), "--count", str(count))
+
+    def _ends(self, *options: str) -> tuple[dict[str, Any], dict[str, Any]]:
         python = [sys.executable, str(LOOP)]
-        options = ["--count", str(self.count), *more]
         s = subprocess.Popen([*python, "server", *self.far, *options], stdout=subprocess.PIPE, text=True)
         assert s.stdout is not None
         address, qpn = s.stdout.readline().split()
@@ -145,12 +149,18 @@ class Pair:
         told = s.communicate(timeout=60)[0]
         if done.returncode:
             raise RuntimeError(f"verbs_loop.py: {done.stderr[-500:]}")
-        said = json.loads(done.stdout)
+        return json.loads(done.stdout), json.loads(told)
+
+    def loop(self, *more: str) -> dict[str, float]:
+        """The bare pyverbs loop."""
+        near, far = self._ends("--count", str(self.count), *more)
         return {
-            "rtt_us": statistics.median(said["whole_ns"]) / 1000,
-            "network_rtt_us": statistics.median(said["network_ns"]) / 1000,
-            "cpu_us_per_probe": said["cpu_us"],
-            "server_cpu_us_per_probe": json.loads(told)["cpu_us"],
+            "rtt_us": statistics.median(near["whole_ns"]) / 1000,
+            "network_rtt_us": statistics.median(near["network_ns"]) / 1000,
+            "network_rtt_after_us": statistics.median(near["network_after_ns"]) / 1000,
+            "negative_after": sum(n < 0 for n in near["network_after_ns"]),
+            "cpu_us_per_probe": near["cpu_us"],
+            "server_cpu_us_per_probe": far["cpu_us"],
         }
 
 
@@ -183,41 +193,63 @@ def hop(source: str, target: str, sport: int, ttl: int) -> str | None:
     return None
 
 
-def delays(lab: Any, pair: Pair, target: str) -> list[dict[str, Any]]:
-    """Medians of each flow without and with a delay on leaf1->spine1, and what its path says they should be.
+class Ways:
+    """Which ways packets between two RNICs take, by tracing their 5-tuples."""
 
-    Soft-RoCE's source ports follow the queue pairs' numbers: one transport measures before and after.
+    def __init__(self, topology: Any, link: tuple[str, str]) -> None:
+        self._topology = topology
+        self._link = set(link)
+
+    def crosses(self, source: str, target: str, sport: int) -> int | None:
+        """How often packets from one RNIC to the other cross the link, 0 or 1; None if their way is not known."""
+        from topology.paths import path_elements, path_from_hops
+
+        near, far = (self._topology.rnics[n] for n in (source, target))
+        spine = hop(str(near.address), str(far.address), sport, 2)
+        paths = path_from_hops(self._topology, near.legs[0].switch, far.legs[0].switch, [(2, spine)])
+        ways = [path_elements(self._topology, source, target, p) for p in paths]
+        found = {any(set(e.split("->")) == self._link for e in way) for way in ways}
+        return int(found.pop()) if len(found) == 1 else None
+
+
+def delays(lab: Any, pair: Pair, names: tuple[str, str], target: str) -> list[dict[str, Any]]:
+    """Medians of each flow without and with a delay on leaf1--spine1, and what its paths say they should be.
+
+    Soft-RoCE's source ports follow the queue pairs' numbers: one transport measures before and after, a flow at a time.
     """
     from agent.devices import open_transport
     from agent.interfaces import Netlink
     from pingmesh.config import AgentSettings
-    from topology.paths import path_elements, path_from_hops
 
     loop = asyncio.new_event_loop()
     with Netlink() as netlink:
         transport = open_transport(AgentSettings(transport="verbs"), netlink, pair.near[0])
-    source, far = (lab.topology.rnics[n] for n in ("h1/rnic0", "h3/rnic0"))
+    ways = Ways(lab.topology, DELAYED)
     wanted = {transport.source_port(sport): sport for sport in range(0xC001, 0xC041)}
 
-    def median(sport: int) -> float:
-        plan = Plan(pair.count, 0, 5_000_000_000, probe.SIZE, 26, sport, "default")
-        pinger = Pinger(transport, Aim.parse(target), plan, lambda one: None)
-        return statistics.median(loop.run_until_complete(pinger.run()).network) / 1e6
+    def median(sport: int) -> tuple[float, int, set[int]]:
+        """(ms, probes, source ports of the ACKs)"""
+        ports: set[int] = set()
+        plan = Plan(pair.count, PACE_NS, 5_000_000_000, probe.SIZE, 26, sport, "default")
+        pinger = Pinger(transport, Aim.parse(target), plan, lambda one: ports.add(one.sport))
+        network = loop.run_until_complete(pinger.run()).network
+        return statistics.median(network) / 1e6, len(network), ports - {0}
 
     out: list[dict[str, Any]] = []
     for real, sport in wanted.items():
-        address = hop(pair.near[1], pair.far[1], real, 2)
-        paths = path_from_hops(lab.topology, source.legs[0].switch, far.legs[0].switch, [(2, address)])
-        ways = [path_elements(lab.topology, source.name, far.name, p) for p in paths]
-        crosses = all("leaf1->spine1" in way for way in ways) if len(ways) == 1 else None
-        out.append({"sport": real, "hop2": address, "crosses": crosses, "before_ms": median(sport)})
-    lab.fault_add(["link", "leaf1", "spine1", "--delay", f"{DELAY_MS:g}", "--direction", "forward"])
-    for flow in out:
-        flow["after_ms"] = median(wanted[flow["sport"]])
-        flow["difference_ms"] = flow["after_ms"] - flow["before_ms"]
-        expected = DELAY_MS if flow["crosses"] else 0.0
-        flow["ok"] = flow["crosses"] is not None and abs(flow["difference_ms"] - expected) <= TOLERANCE_MS
-    lab.fault_clear()
+        before, count, ports = median(sport)
+        (back,) = ports
+        lab.fault_add(["link", *DELAYED, "--delay", f"{DELAY_MS:g}"])
+        after, again, _ = median(sport)
+        lab.fault_clear()
+        crossings = [ways.crosses(*names, real), ways.crosses(*names[::-1], back)]
+        known = [c for c in crossings if c is not None]
+        expected = sum(known) * DELAY_MS if len(known) == 2 else None
+        flow = {"sport": real, "ack_sport": back, "crosses": crossings, "probes": [count, again]}
+        flow |= {"before_ms": before, "after_ms": after, "difference_ms": after - before, "expected_ms": expected}
+        flow["ok"] = expected is not None and abs(after - before - expected) <= TOLERANCE_MS
+        print("flow", json.dumps(flow), flush=True)
+        out.append(flow)
     transport.close()
     loop.close()
     return out
@@ -238,7 +270,8 @@ def measure(quick: bool) -> dict[str, Any]:
         seed=7,
         progress=lambda text: print(f"lab: {text}", flush=True),
     ) as lab:
-        ends = [(f"rxe_{n.replace('/', '-')}", str(lab.topology.rnics[n].address)) for n in ("h1/rnic0", "h3/rnic0")]
+        names = ("h1/rnic0", "h3/rnic0")
+        ends = [(f"rxe_{n.replace('/', '-')}", str(lab.topology.rnics[n].address)) for n in names]
         pair = Pair(ends[0], ends[1], count)
         figures: dict[str, Any] = {"count": count, "delay_ms": DELAY_MS}
         for name, options in (("pingmesh_ping_busy", ["--busy"]), ("pingmesh_ping", [])):
@@ -247,12 +280,10 @@ def measure(quick: bool) -> dict[str, Any]:
                 figures[name] = told(pair.ping(target, *options))
                 print(name, json.dumps(figures[name]), flush=True)
                 if not options:
-                    figures["flows"] = delays(lab, pair, target)
+                    figures["flows"] = delays(lab, pair, names, target)
             finally:
                 server.terminate()
                 server.wait()
-        for flow in figures["flows"]:
-            print("flow", json.dumps(flow), flush=True)
         runs: tuple[tuple[str, Callable[[], dict[str, float]]], ...] = (
             ("busy_loop", pair.loop),
             ("event_loop", partial(pair.loop, "--events")),
@@ -265,10 +296,9 @@ def measure(quick: bool) -> dict[str, Any]:
             except (RuntimeError, OSError, subprocess.SubprocessError, ValueError) as error:
                 figures[name] = {"failed": str(error)}
             print(name, json.dumps(figures[name]), flush=True)
-    # Whole against whole: who polls may have the answer before the sender's post_send has returned.
     figures["ratios"] = {
         f"{ours} / {name}": {
-            "rtt": round(whole(figures[ours]) / other["rtt_us"], 3),
+            "rtt": round(figures[ours]["rtt_us"] / other["rtt_us"], 3),
             "cpu": round(figures[ours]["cpu_us_per_probe"] / other["cpu_us_per_probe"], 3),
         }
         for ours in ("pingmesh_ping_busy", "pingmesh_ping")
@@ -281,12 +311,11 @@ def measure(quick: bool) -> dict[str, Any]:
 def told(said: dict[str, Any]) -> dict[str, Any]:
     """Of what `pingmesh ping` said, what is compared."""
     names = ("network_rtt_us", "prober_delay_us", "responder_delay_us")
-    return {n: said[n]["median"] for n in names} | {n: said[n] for n in ("cpu_us_per_probe", "lost", "clock")}
-
-
-def whole(ping: dict[str, Any]) -> float:
-    """The round trip as others count it: with the far end's delay, which our network RTT leaves out."""
-    return float(ping["network_rtt_us"] + ping["responder_delay_us"])
+    counts = ("cpu_us_per_probe", "answered", "lost", "invalid", "clock")
+    # As others count it: from the call of post_send till the answer is there, the far end's delay with it.
+    rtt = statistics.median(p["t5"] - p["t1"] for p in said["probes"] if p["t5"]) / 1000
+    out = {n: (said[n] or {}).get("median") for n in names} | {n: said[n] for n in counts}
+    return {"rtt_us": rtt} | out
 
 
 def main() -> int:

@@ -100,6 +100,19 @@ def test_providers(tmp_path: Path) -> None:
     assert labels.provider_of("bnxt_re0", 0x14E4, tmp_path).honoured == "unknown"
 
 
+def test_labels_that_differ_may_collide_and_are_counted_by_port() -> None:
+    assert labels.port_of_label(0x00001) == labels.port_of_label(0x04000) == 0xC001
+    one_each = [labels.label_of_port(port) for port in range(0xC001, 0x10000)]
+    assert (min(one_each), max(one_each)) == (1, 0x3FFF)
+    assert len({labels.port_of_label(label) for label in one_each}) == 0x3FFF
+
+
+def test_a_counter_of_17_bits_wraps() -> None:
+    clock = clocks.TickClock((1 << 17) - 1, 1_000_000)
+    first = clock.ns(0x1FFF0)
+    assert clock.ns(0x00010) - first == 32
+
+
 def test_counters_wrap_forwards_and_backwards() -> None:
     clock = clocks.TickClock((1 << 48) - 1, 1_000_000)
     first = clock.ns((1 << 48) - 16)

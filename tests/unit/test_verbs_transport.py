@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from verbs_fake import RXE, FakeDevice, FakeEdge, FakePair, FakeResolver, Script, v2
@@ -243,6 +244,21 @@ async def test_rxe_has_a_port_for_each_of_its_queue_pairs(rxe: Bench) -> None:
     assert rxe.device.handles[0].label == 0
 
 
+async def test_where_the_call_is_the_sending_the_stamp_is_from_before_it(rxe: Bench, bench: Bench) -> None:
+    left: dict[str, int] = {}
+    for name, each in (("rxe", rxe), ("bench", bench)):
+        posted = each.pairs[0].post_send
+
+        def post(*what: object, name: str = name, each: Bench = each, posted: Any = posted) -> None:
+            left[name] = each.clock()
+            posted(*what)
+
+        for pair in each.pairs:
+            pair.post_send = post  # type: ignore[method-assign]
+    assert rxe.send() < left["rxe"]
+    assert bench.send() > left["bench"]
+
+
 async def test_registered_memory_stays_under_a_mebibyte(rxe: Bench, bench: Bench) -> None:
     assert lanes.Layout(LANES, 4096).size < 1 << 20
     assert len(rxe.device.memory) < 1 << 20
@@ -318,9 +334,16 @@ async def test_an_index_that_moves_and_an_address_that_goes(bench: Bench) -> Non
     bench.device.happen(Happening.PORT)
     await settle()
     assert bench.troubles == [f"mlx5_0: its GID ::ffff:{OWN} moved from index 3 to 4"]
+    # Until it is opened anew nothing leaves with the old index.
+    with pytest.raises(OSError, match="moved from index 3 to 4"):
+        bench.send()
+    was = (bench.transport.device, bench.transport.gid)
     bench.transport.close()
     bench.transport = bench.open()
     bench.start()
+    bench.send()
+    assert bench.device.handles[0].index == 4
+    assert (bench.transport.device, bench.transport.gid) == was
     bench.script.table = []
     bench.device.happen(Happening.PORT)
     await settle()

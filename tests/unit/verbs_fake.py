@@ -46,8 +46,8 @@ def v1(index: int, gid: str, interface: int = 7) -> Gid:
 
 
 class FakeHandle:
-    def __init__(self, gid: str, label: int, traffic_class: int) -> None:
-        self.gid, self.label, self.traffic_class = gid, label, traffic_class
+    def __init__(self, index: int, gid: str, label: int, traffic_class: int) -> None:
+        self.index, self.gid, self.label, self.traffic_class = index, gid, label, traffic_class
         self.closed = 0
 
     def close(self) -> None:
@@ -220,7 +220,7 @@ class FakeDevice:
     def make_handle(self, port: int, gid_index: int, gid: str, label: int, traffic_class: int) -> FakeHandle:
         if self.script.handle_error:
             raise OSError(self.script.handle_error, "no handle")
-        self.handles.append(FakeHandle(gid, label, traffic_class))
+        self.handles.append(FakeHandle(gid_index, gid, label, traffic_class))
         return self.handles[-1]
 
     def close(self) -> None:

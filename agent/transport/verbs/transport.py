@@ -152,6 +152,10 @@ class VerbsTransport:
         self.mtu = port.mtu
         self.provider = labels.provider_of(self.system, capabilities.vendor)
         self.source_port_honoured: Literal["yes", "no", "unknown"] = self.provider.honoured
+        self._sends_in_call = self.provider is labels.Provider.QPN
+        """Soft-RoCE: post_send is the very way through the kernel, and the answer may be here before it returns. A
+        send stamp is never later than the packet: an RTT may be too long by a part of the call, and never negative.
+        """
         self._stamps, why = clocks.stamp_clock(capabilities)
         self.members = self._members_of(self.interface)
         lanes = LANES if self.provider is labels.Provider.QPN else self.members
@@ -382,7 +386,9 @@ class VerbsTransport:
                 self._trouble(str(error))
             raise
         if self._stamps is None:
-            return self._now() if stamp else 0
+            if not stamp:
+                return 0
+            return now if self._sends_in_call else self._now()
         self._last = lane, slot
         self._quiet_polls = 0
         return 0
