@@ -40,7 +40,7 @@ from pingmesh.messages import Report, decode
 FLAPPING, RESTARTED = "h4/rnic0", "h1"
 PERIOD_S = 60.0
 SAMPLE_S = 15.0
-READY_S = 300.0
+READY_S = 900.0
 LATE_S = 15.0
 SETTLE_S = 30.0
 GROWTH_MIB, GROWTH_FDS = 2.0, 0
