@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from agent.interfaces import Interface, Prefix
@@ -102,6 +103,15 @@ def interface_of(settings: AgentSettings, system: str) -> str:
     from agent.transport.verbs import discovery
 
     return discovery.interface_of(system)
+
+
+def node_of(settings: AgentSettings, system: str) -> Path | None:
+    """What goes when a system device is taken away, even while it is held open; None where nothing does."""
+    if settings.transport != "verbs":
+        return None
+    from agent.transport.verbs import discovery
+
+    return discovery.node_of(system)
 
 
 def found_devices(netlink: Interfaces, broker: str) -> list[str]:

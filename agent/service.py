@@ -14,10 +14,11 @@ import secrets
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 from agent import icmp
-from agent.devices import Opener, find_devices, interface_of, named_devices, open_transport
+from agent.devices import Opener, find_devices, interface_of, named_devices, node_of, open_transport
 from agent.engine import Engine, TracedFlow
 from agent.health import HealthMonitor
 from agent.inbox import Inbox
@@ -91,7 +92,9 @@ class Agent:
         self._opener = Opener(
             list(system), lambda device: open_transport(settings.agent, netlink, f"{device}={system[device]}")
         )
+        self._system = system
         self._open: dict[str, tuple[Transport, int]] = {}
+        self._nodes: dict[str, Path | None] = {}
         self._opened_at: dict[str, float] = {}
         loop = asyncio.get_running_loop()
         transports = self._opener.attempt(loop.time())
@@ -283,6 +286,7 @@ class Agent:
         interface = self._netlink.interface(transport.interface)
         self._open[device] = (transport, interface.index if interface is not None else 0)
         self._opened_at[device] = asyncio.get_running_loop().time()
+        self._nodes[device] = node_of(self._settings.agent, self._system[device])
         transport.watch(lambda reason: self._trouble(transport, reason))
         self.engine.set_link(device, self.links.up(device))
         try:
@@ -338,7 +342,10 @@ class Agent:
             log.info("device opened", extra={"device": transport.device, "address": transport.address})
 
     def _replaced(self, transport: Transport, index: int) -> bool:
-        """Whether sockets of this device and address are of no more use; addresses that are gone may come back."""
+        """Whether what we opened of this device is of no more use; addresses that are gone may come back."""
+        node = self._nodes[transport.device]
+        if node is not None and not node.exists():
+            return True
         interface = self._netlink.interface(transport.interface)
         if interface is None:
             # An RDMA device is held in being, half dead, by whoever has it open.

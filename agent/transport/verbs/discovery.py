@@ -19,6 +19,7 @@ from pingmesh.config import DeviceRole
 log = logging.getLogger(__name__)
 
 SYSFS = Path("/sys/class/infiniband")
+NODES = Path("/sys/class/infiniband_verbs")
 COMPUTE = "compute"
 
 
@@ -53,6 +54,19 @@ def _interface_files(directory: Path) -> Iterator[Path]:
     for port in sorted(directory.glob("ports/*")):
         yield from sorted(port.glob("gid_attrs/ndevs/*"), key=lambda p: int(p.name))
     yield directory / "parent"
+
+
+def node_of(device: str, nodes: Path = NODES) -> Path | None:
+    """The entry through which processes open an RDMA device; None while there is none.
+
+    It goes first when a device is taken away. Drivers that cannot take a device from those who have it open then wait
+    until all of them close it, and tell nobody.
+    """
+    for node in sorted(nodes.glob("uverbs*")):
+        with contextlib.suppress(OSError):
+            if (node / "ibdev").read_text().strip() == device:
+                return node
+    return None
 
 
 def is_virtual_function(device: str, sysfs: Path = SYSFS) -> bool:
