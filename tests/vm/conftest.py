@@ -19,4 +19,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Tell of a failure at once: a machine that is ended from outside shows no summary."""
     if INSIDE and report.failed:
-        print(f"\n{report.longreprtext}\n", flush=True)
+        print(f"\n{report.longreprtext}\n{report.caplog}\n{report.capstdout}", flush=True)

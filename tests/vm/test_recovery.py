@@ -65,18 +65,24 @@ class Running:
         return self.peer()
 
     async def answers(self) -> None:
-        """Wait until a probe of the soft RNIC is answered."""
+        """Wait until a probe of the soft RNIC is answered; it is told of each new epoch, as by a controller."""
         ledger = self.soft.rnic.prober.ledger
-        self._version += 1
-        self.soft.probe(self.peer(), self._version)
+        aimed: Peer | None = None
 
         def answered() -> bool:
+            nonlocal aimed
+            if aimed != self.peer():
+                aimed = self.peer()
+                self._probe(aimed)
             rows = ledger.take_rows(ledger._clock.monotonic_ns(), last=True)
             return routed.added_up(rows, b"")["ack2"] > 0
 
         await self.until(answered)
+        self._probe(None)
+
+    def _probe(self, to: Peer | None) -> None:
         self._version += 1
-        self.soft.probe(None, self._version)
+        self.soft.probe(to, self._version)
 
 
 @contextlib.asynccontextmanager
