@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from plane_fakes import Fabric, FakeTransport, make_list
@@ -43,7 +44,9 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened: list[Opened] = []
         self.refusal: OSError | None = None
+        self.node: Path | None = None
         monkeypatch.setattr(service, "open_transport", self._open)
+        monkeypatch.setattr(service, "node_of", lambda *_: self.node)
         settings = Settings(agent=AgentSettings(host="h", devices=["rnic1"]))
         self.agent = service.Agent(settings, ["rnic1"], ScriptedNetlink())  # type: ignore[arg-type]
 
@@ -132,3 +135,21 @@ async def test_a_device_that_went_away_is_opened_when_it_is_back(
     agent._look_at_devices()
     assert agent._opener.missing == []
     assert len(machine.opened) == 2
+
+
+@pytest.mark.usefixtures("long_ago")
+async def test_a_device_whose_node_is_gone_is_let_go(machine: Machine, tmp_path: Path) -> None:
+    """Its driver may wait for that, and tell nobody."""
+    agent = machine.agent
+    machine.node = tmp_path / "uverbs0"
+    machine.node.mkdir()
+    machine.opened[0].tell("a queue failed")
+    agent._look_at_devices()
+    agent._look_at_devices()
+    assert not machine.opened[1].closed
+    machine.node.rmdir()
+    machine.node = tmp_path
+    machine.refusal = OSError(errno.ENODEV, "gone")
+    agent._look_at_devices()
+    assert machine.opened[1].closed
+    assert agent._opener.missing == ["rnic1"]

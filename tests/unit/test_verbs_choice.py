@@ -152,6 +152,17 @@ def test_seconds_and_nanoseconds_are_told_from_ticks() -> None:
     assert ticks.ns((5 << 32) + 100) - ticks.ns(5 << 32) == 100
 
 
+def test_the_node_of_a_device(tmp_path: Path) -> None:
+    for number, device in enumerate(("mlx5_1", "mlx5_0")):
+        (tmp_path / f"uverbs{number}").mkdir()
+        (tmp_path / f"uverbs{number}/ibdev").write_text(f"{device}\n")
+    (tmp_path / "uverbs2").mkdir()
+    (tmp_path / "abi_version").write_text("6\n")
+    assert discovery.node_of("mlx5_0", tmp_path) == tmp_path / "uverbs1"
+    assert discovery.node_of("mlx5_7", tmp_path) is None
+    assert discovery.node_of("mlx5_0", tmp_path / "nothing") is None
+
+
 def test_devices_are_found_by_role(tmp_path: Path) -> None:
     edge = FakeEdge(
         mlx5_0=Script(table=FULL),
