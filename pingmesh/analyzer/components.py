@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from pingmesh.analyzer.candidates import Candidate
 from pingmesh.analyzer.table import Ints, pointer
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Components:
     """Candidates with one loss rate (`singles`) as CSR over element numbers, and those with two (`pairs`).
 
@@ -31,6 +32,24 @@ class Components:
     pairs: dict[tuple[int, int], Candidate]
     groups: Ints
     """Numbers of the singles that hold several elements."""
+
+    @cached_property
+    def partner(self) -> dict[int, int]:
+        """The other direction of a single."""
+        return {a: b for pair in self.pairs for a, b in (pair, pair[::-1])}
+
+    def of(self, single: int) -> list[int]:
+        """The elements of a single."""
+        found: list[int] = self.elements[self.ptr[single] : self.ptr[single + 1]].tolist()
+        return found
+
+    def named(self, singles: tuple[int, ...]) -> Candidate:
+        """The candidate that is a single, or a pair of them."""
+        return self.singles[singles[0]] if len(singles) == 1 else self.pairs[singles[0], singles[1]]
+
+    def singles_of(self, element: int) -> Ints:
+        """The singles that hold an element."""
+        return self.element_singles[self.element_ptr[element] : self.element_ptr[element + 1]]
 
     def sums(self, values: np.ndarray) -> np.ndarray:
         """Sum over each single's elements of a per-element value. O(elements of all singles)."""

@@ -16,14 +16,17 @@ from typing import Protocol
 import numpy as np
 
 from pingmesh.analyzer.candidates import Candidate, candidates_of
-from pingmesh.analyzer.evidence import Evidence, Observation, compile_evidence
-from pingmesh.analyzer.scan import mean_hops
-from pingmesh.analyzer.search import PRIOR_LOST, Choices, Chosen, Search
+from pingmesh.analyzer.components import Components, compile_components
+from pingmesh.analyzer.hazards import Hazards
+from pingmesh.analyzer.search import MARGIN, Chosen, Search
+from pingmesh.analyzer.table import Observation, Table, table_of
 
-__all__ = ["Candidate", "Localiser", "Observation", "Suspect", "candidates_of", "localise", "localise_evidence"]
+__all__ = ["Candidate", "Localiser", "Observation", "Suspect", "candidates_of", "localise", "localise_table"]
 
-MARGIN = 3.0
-"""Nats within which the evidence cannot tell two candidates apart."""
+THRESHOLD = 5.0
+"""Prior log odds (nats) against any fault at all, on top of the logarithm of the number of single elements."""
+BURSTS = 1e-5
+"""Share of the flows that lose several packets in one burst."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +77,7 @@ def localise(
     """Name the components that explain the losses, highest score first; none where chance explains them.
 
     `noise` is the loss rate up to which a component is healthy. One lost packet among a thousand names nothing; nor do
-    losses too few to be more than chance. Cost: O(observations + unique paths x hops), then about the paths of the
-    suspects and of what shares flows with them.
+    losses too few to be more than chance. Cost: see `localise_table`.
 
     >>> a_b = Candidate("a--b", "link", "a->b", frozenset({"a->b"}))
     >>> tx, rx = (Candidate("h/0", "rnic", s, frozenset({f"h/0 {s}"})) for s in ("tx", "rx"))
@@ -84,65 +86,44 @@ def localise(
     >>> [(s.candidate.direction, s.lost) for s in localise(seen, [a_b, tx, rx])]
     [('a->b', 59)]
     """
-    return localise_evidence(compile_evidence(observations), candidates, noise=noise)
+    components = compile_components(candidates)
+    return localise_table(table_of(observations, dict(components.index)), components, noise=noise)
 
 
-def localise_evidence(evidence: Evidence, candidates: Sequence[Candidate], *, noise: float = 1e-4) -> list[Suspect]:
-    """`localise` on compiled evidence. The background is estimated with the suspects' losses taken out, until it
-    rests: the worst faults come out first, and the fainter ones once those no longer count as noise."""
-    exposure = float(np.sum(evidence.sent * evidence.flows * mean_hops(evidence)[evidence.group_set]))
-    if not np.any(evidence.lost) or not candidates:
+def localise_table(
+    table: Table, components: Components, *, noise: float = 1e-4, threshold: float = THRESHOLD
+) -> list[Suspect]:
+    """`localise` on arrays: O(rows x hops) sums, then about the flows with losses times what they may touch.
+
+    `threshold` is the prior log odds (nats) against a fault anywhere: higher means fewer false names, and more faults
+    missed.
+    """
+    if not np.any(table.lost) or not components.singles:
         return []
-
-    def background(lost: float) -> float:
-        # A quarter of a loss at a quarter of `noise` as prior: no losses in little evidence are no proof of silence.
-        return (lost + PRIOR_LOST) / (exposure + 1 / max(noise, 1e-7))
-
-    total = float(np.sum(evidence.lost * evidence.flows))
-    rate = background(total)
-    choices = Choices(evidence, candidates)
-    if not choices.items:
-        return []
-    chosen: list[Chosen] = []
-    before: list[Candidate] | None = None
-    for _ in range(5):
-        search = Search(evidence, choices, rate, max(noise, 1.5 * rate))
-        chosen = search.settle(search.greedy([]))
-        named = sorted((x.choice.candidate for x in chosen), key=lambda c: c.order)
-        if chosen:
-            again = search.rest(chosen, background)
-        elif before is None:
-            again = background(total - search.doubtful(total))
-        else:
-            break
-        if 0.7 < again / rate < 1.4 or (named == before and again > rate / 4):
-            break
-        before, rate = named, again
-    found = [_suspect(search, x, chosen) for x in chosen]
+    search = Search(Hazards(table, components, noise, BURSTS), threshold)
+    chosen = search.run()
+    found = [_suspect(search, chosen, i) for i in range(len(chosen))]
     return sorted(found, key=lambda s: (-round(s.score, 6), s.candidate.order))
 
 
-def _suspect(search: Search, x: Chosen, chosen: Sequence[Chosen]) -> Suspect:
-    """What the evidence says of one chosen candidate, given the others."""
-    others = [p for y in chosen if y is not x for p in y.parts]
-    score, parts = search.fit(x.choice, others)
-    sent = lost = 0.0
-    for p in parts:
-        n, _, own = search.model.attributed(p, [*others, *(q for q in parts if q is not p)])
-        sent, lost = sent + n, lost + float(own.sum())
+def _suspect(search: Search, chosen: Sequence[Chosen], i: int) -> Suspect:
+    """What the evidence says of one of the chosen, given the others."""
+    h, x = search.hazards, chosen[i]
+    others = [*chosen[:i], *chosen[i + 1 :]]
+    lost = sum(float(own.sum()) for _, own in search.losses(others, x))
+    sent = sum(h.crossed(search.given(chosen), s) for s in x.singles)
     lost = min(lost, sent)
-    rivals = search.rivals(x, others)
-    worth = score - x.choice.cost
-    mass = sum(math.exp(min(r.score - r.choice.cost - worth, 50.0)) for r in rivals)
+    rivals = search.rivals(others, x)
+    mass = sum(math.exp(min(r.worth - x.worth, 50.0)) for r in rivals)
     low, high = wilson(lost, sent)
     return Suspect(
-        candidate=x.choice.candidate,
+        candidate=h.components.named(x.singles),
         rate=lost / sent if sent else 0.0,
         rate_low=low,
         rate_high=high,
         sent=round(sent),
         lost=round(lost),
-        score=score,
-        confidence=1 / (1 + mass + math.exp(min(-worth, 50.0))),
-        alternatives=tuple(r.choice.candidate for r in rivals if r.score >= score - MARGIN),
+        score=x.score,
+        confidence=1 / (1 + mass + math.exp(min(-x.worth, 50.0))),
+        alternatives=tuple(h.components.named(r.singles) for r in rivals if r.score >= x.score - MARGIN),
     )

@@ -1,282 +1,290 @@
-"""The search for the set of broken components that explains the evidence best: greedy, then exchanged and merged."""
+"""The search for the set of broken components that explains the counts best: greedy, then exchanged and merged."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pingmesh.analyzer.candidates import Candidate
-from pingmesh.analyzer.evidence import Evidence, Floats
-from pingmesh.analyzer.likelihood import Fit, Likelihood, Part
-from pingmesh.analyzer.scan import Scan, set_elements
+from pingmesh.analyzer.hazards import Given, Hazards, Lossy, burden, relief
+from pingmesh.analyzer.table import Floats, Ints
 
-BASE_COST = 5.0
-"""Prior log odds (nats) against any fault at all, on top of the logarithm of the number of simple candidates."""
 EXTRA_COST = {"rnic": 2.5, "leg": 2.0, "link": 3.0, "host": 3.5, "switch": 4.0}
-"""Nats by which a group of elements must beat its best member (for links, RNICs and legs: `both`)."""
+"""Nats by which a group of elements, or both directions of a component, must beat the best member."""
 MIN_PART_SCORE = 4.0
-"""Nats of its own that each direction needs before `both` are named."""
+"""Nats of its own that each direction needs before both are named."""
 MIN_LOST = 2.5
 """Expected losses at a component below which nothing is named, however unlikely they are by chance."""
-PRIOR_LOST = 0.25
-"""Losses that the prior of the background rate stands for."""
-MAX_SUSPECTS = 32
-SLACK = 5.0
-"""Nats by which a bound from the scan may fall short of an exact score."""
+MAX_SUSPECTS = 64
+SLACK = 4.0
+"""Nats by which a quick score may fall short of the exact one."""
+MARGIN = 3.0
+"""Nats within which the evidence cannot tell two components apart."""
+NEAR = 0.6
+"""Share of a suspect's losses that a rival must touch."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Choice:
-    """A candidate with its parts in numbers: each part is a set of element numbers with a rate of its own."""
-
-    number: int
-    candidate: Candidate
-    parts: tuple[tuple[int, ...], ...]
-    cost: float
-    elements: frozenset[int]
-    """Of all parts."""
-
-
-class Choices:
-    """The candidates that the evidence says anything of, in an order that does not depend on how they were given."""
-
-    def __init__(self, evidence: Evidence, candidates: Sequence[Candidate]) -> None:
-        index = {e: i for i, e in enumerate(evidence.elements)}
-        self.single_cost = math.log(max(sum(len(c.elements) == 1 for c in candidates), 1)) + BASE_COST
-        self.items: list[Choice] = []
-        self.by_element: dict[int, list[Choice]] = {}
-        for c in sorted(candidates, key=lambda c: c.order):
-            parts = tuple(tuple(sorted(index[e] for e in part if e in index)) for part in c.parts())
-            if not all(parts):
-                continue
-            is_simple = len(parts) == 1 and c.direction is not None
-            cost = self.single_cost + (0.0 if is_simple else EXTRA_COST[c.type])
-            choice = Choice(len(self.items), c, parts, cost, frozenset(e for p in parts for e in p))
-            self.items.append(choice)
-            for e in choice.elements:
-                self.by_element.setdefault(e, []).append(choice)
-        self.costs = np.array([c.cost for c in self.items])
-        self.is_switch = np.array([c.candidate.type == "switch" for c in self.items], bool)
-        flat = [p for c in self.items for p in c.parts]
-        self._elements = np.array([e for p in flat for e in p], np.int64)
-        self._part_starts = np.cumsum([0, *(len(p) for p in flat)])[:-1]
-        self._starts = np.cumsum([0, *(len(c.parts) for c in self.items)])[:-1]
-        self._is_divided = np.array([len(c.parts) > 1 for c in self.items], bool)
-
-    def sums(self, values: Floats, least: float | None = None) -> Floats:
-        """Sum of per-element values for each choice; 0 where one of several parts falls short of `least`."""
-        by_part = np.add.reduceat(values[self._elements], self._part_starts)
-        total = np.add.reduceat(by_part, self._starts)
-        if least is not None:
-            total[self._is_divided & (np.minimum.reduceat(by_part, self._starts) < least)] = 0.0
-        return total
-
-
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Chosen:
-    """A suspect in the making: a candidate with the rates of its parts."""
+    """A suspect in the making: one single, or the two of a pair; `score` (nats) is given those it was fitted beside."""
 
-    choice: Choice
-    parts: tuple[Part, ...]
+    parts: tuple[Lossy, ...]
     score: float
-    """Given the suspects that it was fitted beside."""
+    cost: float
+    """What it has to earn (nats)."""
+
+    @property
+    def worth(self) -> float:
+        """Score less cost (nats)."""
+        return self.score - self.cost
+
+    @property
+    def singles(self) -> tuple[int, ...]:
+        """Numbers of its singles, ascending: which component it is."""
+        return tuple(x.single for x in self.parts)
 
 
 class Search:
-    """One run over one body of evidence with a given background rate."""
+    """One run over one table. `threshold`: prior log odds (nats) against any fault at all."""
 
-    def __init__(self, evidence: Evidence, choices: Choices, background: float, tolerated: float) -> None:
-        self.evidence = evidence
-        self.choices = choices
-        self.model = Likelihood(evidence, background, tolerated)
-        self.scan = Scan(evidence, background, tolerated)
+    def __init__(self, hazards: Hazards, threshold: float) -> None:
+        self.hazards = hazards
+        c = self.components = hazards.components
+        self.is_group = np.zeros(hazards.number, bool)
+        self.is_group[c.groups] = True
+        self.single_cost = math.log(max(hazards.number - len(c.groups), 1)) + threshold
+        self.costs = np.full(hazards.number, self.single_cost)
+        for i in c.groups:
+            self.costs[i] += EXTRA_COST[c.singles[i].type]
+        self.left = hazards.lost
+        """Losses that no suspect explains."""
+        self.background = hazards.background_of(self.left)
 
-    def fit(self, choice: Choice, given: Sequence[Part]) -> tuple[float, tuple[Part, ...]]:
-        """Score of a candidate given lossy parts, and its own parts at their best rates; 0 and none if not offered."""
-        score, fitted = 0.0, list[Part]()
-        for elements in choice.parts:
-            f: Fit = self.model.fit(elements, [*given, *fitted], shares=choice.candidate.direction is not None)
-            if len(choice.parts) > 1 and f.score < MIN_PART_SCORE:
-                return 0.0, ()
-            score += f.score
-            fitted.append(self.model.part(elements, f.rate, f.share))
-        return score, tuple(fitted)
-
-    def is_lossy(self, parts: Sequence[Part], given: Sequence[Part]) -> bool:
-        """Whether each part lost enough packets of its own to be named."""
-        return all(
-            self.model.attributed(p, [*given, *(q for q in parts if q is not p)])[2].sum() >= MIN_LOST for p in parts
-        )
-
-    def bounds(self, chosen: Sequence[Chosen]) -> Floats:
-        """About the most that each choice can score beside the chosen ones, from the scan alone."""
-        unexplained = self.evidence.lost.copy()
-        caps = np.full(len(unexplained), np.inf)
-        parts = [p for x in chosen for p in x.parts]
-        for part in parts:
-            _, groups, own = self.model.attributed(part, [p for p in parts if p is not part])
-            unexplained[groups] -= own / self.evidence.flows[groups]
-            lossy = groups[self.evidence.lost[groups] > 0]
-            caps[lossy] = self.model.unlikeliness(lossy, parts)
-        score, lost = self.scan.beside(np.maximum(unexplained, 0.0), caps)
-        total = self.choices.sums(score, MIN_PART_SCORE - SLACK / 2)
-        # A packet that crosses a switch crosses two of its elements.
-        s = self.choices.is_switch
-        n, k = self.choices.sums(self.scan.sent)[s] / 2, self.choices.sums(lost)[s] / 2
-        rate = np.minimum(k / np.maximum(n, 1e-9), 1.0)
-        total[s] = np.minimum(total[s], k * np.log1p(rate / (2 * self.scan.background)) + 10)
-        return total
-
-    def best(self, pool: Sequence[Choice], chosen: Sequence[Chosen], least: float = 0.0) -> Chosen | None:
-        """The choice that is worth most beside the chosen ones; None if none is worth its cost and `least` more."""
-        if not pool:
-            return None
-        given = [p for x in chosen for p in x.parts]
-        numbers = np.array([c.number for c in pool])
-        bounds = (self.bounds(chosen) - self.choices.costs)[numbers] + SLACK
-        best, worth = None, least
-        for i in np.argsort(-bounds, kind="stable"):
-            if bounds[i] <= worth:
+    def run(self) -> list[Chosen]:
+        """The suspects, each with its score beside all others."""
+        chosen = self.greedy([])
+        for _ in range(3):
+            before = {x.singles for x in chosen}
+            chosen = self.exchange(self.merge(self.prune(chosen)))
+            self.estimate(chosen)
+            chosen = self.greedy(chosen)
+            if {x.singles for x in chosen} == before:
                 break
-            score, parts = self.fit(pool[i], given)
-            if score - pool[i].cost > worth + 1e-9 and self.is_lossy(parts, given):
-                best, worth = Chosen(pool[i], parts, score), score - pool[i].cost
+        return self.prune(chosen)
+
+    # ------------------------------------------------------------ what one explanation is worth
+
+    def given(self, chosen: Sequence[Chosen], more: Sequence[Lossy] = ()) -> Given:
+        """The state with these taken as broken."""
+        return self.hazards.given([*(p for x in chosen for p in x.parts), *more], self.background)
+
+    def fit(self, chosen: Sequence[Chosen], singles: tuple[int, ...], *, new: bool = False) -> Chosen:
+        """A single or a pair, fitted beside those that are chosen; a pair one side of which shows nothing scores 0.
+
+        The losses of something `new` are among those that the background stands for.
+        """
+        parts: list[Lossy] = []
+        total, least = 0.0, math.inf
+        for s in singles:
+            given = self.given(chosen, parts)
+            fit = self.hazards.fit(given, s, shares=not self.is_group[s])
+            group, lost = self.hazards.attributed(given, fit.lossy)
+            own = lost @ given.sparse[group]
+            score = fit.score + float(relief(own, self.left) if new else -burden(own, self.left))
+            parts.append(fit.lossy)
+            total, least = total + score, min(least, score)
+        cost = float(self.costs[singles[0]])
+        if len(singles) > 1:
+            cost += EXTRA_COST[self.components.singles[singles[0]].type]
+            total = total if least >= MIN_PART_SCORE else 0.0
+        return Chosen(tuple(parts), total, cost)
+
+    def losses(self, chosen: Sequence[Chosen], x: Chosen) -> list[tuple[Ints, Floats]]:
+        """For each part of `x`: groups, and what the part lost of them (expected), beside the chosen ones."""
+        beside = [(p, [q for q in x.parts if q is not p]) for p in x.parts]
+        return [self.hazards.attributed(self.given(chosen, others), p) for p, others in beside]
+
+    def enough(self, chosen: Sequence[Chosen], x: Chosen) -> bool:
+        """Whether each part lost enough packets of its own to be named."""
+        return all(float(own.sum()) >= MIN_LOST for _, own in self.losses(chosen, x))
+
+    def estimate(self, chosen: Sequence[Chosen]) -> bool:
+        """Estimate the background from what the chosen leave; whether it fell so far that scores are out of date."""
+        h = self.hazards
+        own = np.zeros(len(h.group_set))
+        for i, x in enumerate(chosen):
+            for group, lost in self.losses([*chosen[:i], *chosen[i + 1 :]], x):
+                own[group] += lost
+        left = np.maximum(h.lost_of * h.flows - own, 0.0)
+        self.left = float(np.minimum(left, h.most * h.flows).sum())
+        before, self.background = self.background, h.background_of(self.left)
+        return self.background < 0.8 * before
+
+    # ------------------------------------------------------------ greedy
+
+    def greedy(self, chosen: Sequence[Chosen]) -> list[Chosen]:
+        """Add the best single until none is worth its cost; a group only if its members do not explain as much."""
+        h, out = self.hazards, list(chosen)
+        score = h.scan(self.given(out), None, self.left)
+        barred = {s for x in out for s in x.singles}
+        while len(out) < MAX_SUSPECTS:
+            found = self.best(score, barred, out)
+            if found is None:
+                break
+            single = found.singles[0]
+            barred.add(single)
+            if self.is_group[single] and self.members_worth(out, single) >= found.worth:
+                continue
+            out = self.paired(self.refit([*out, found], beside=single))
+            if self.estimate(out):
+                score = h.scan(self.given(out), None, self.left)
+            else:
+                touched = np.unique(h.pair_single[h.touches(single)[h.pair_group]])
+                score[touched] = h.scan(self.given(out), touched, self.left)
+        return out
+
+    def best(self, score: Floats, barred: set[int], chosen: Sequence[Chosen], *, new: bool = True) -> Chosen | None:
+        """The single that is worth most by its exact score, among the best by quick scores; None if none is.
+
+        The other direction of what is broken in one already costs less.
+        """
+        costs, partners = self.costs, {}
+        for x in chosen:
+            other = self.components.partner.get(x.singles[0]) if len(x.parts) == 1 else None
+            if other is not None:
+                partners[other] = max(EXTRA_COST[self.components.singles[other].type], MIN_PART_SCORE)
+        if partners:
+            costs = costs.copy()
+            costs[list(partners)] = list(partners.values())
+        worth = score - costs
+        worth[list(barred)] = -np.inf
+        best: Chosen | None = None
+        for i in _highest(worth, 8).tolist():
+            if worth[i] <= (best.worth if best else 0.0) - SLACK:
+                break
+            found = replace(self.fit(chosen, (i,), new=new), cost=float(costs[i]))
+            if found.worth > (best.worth if best else 0.0) and self.enough(chosen, found):
+                best = found
         return best
 
-    def greedy(self, chosen: Sequence[Chosen], members: Sequence[Choice] | None = None) -> list[Chosen]:
-        """Add the best candidate until none is worth its cost; a group only if its members do not explain as much.
-
-        With `members`, only those are tried, and groups are not divided.
-        """
+    def paired(self, chosen: Sequence[Chosen]) -> list[Chosen]:
+        """Both directions of one component are one suspect."""
         out = list(chosen)
-        pool = list(self.choices.items if members is None else members)
-        while len(out) < MAX_SUSPECTS and (found := self.best(pool, out)) is not None:
-            is_group = members is None and len(found.choice.elements) > 1
-            if is_group and self.members_worth(out, found.choice) >= found.score - found.choice.cost:
-                pool = [c for c in pool if c is not found.choice]
-            else:
-                out.append(found)
+        for x in chosen:
+            other = self.components.partner.get(x.singles[0])
+            y = next((y for y in out if y.singles == (other,)), None)
+            if len(x.parts) == 1 and y is not None and x in out:
+                both = sorted((*x.parts, *y.parts), key=lambda p: p.single)
+                out = [z for z in out if z is not x and z is not y]
+                out.append(Chosen(tuple(both), x.score + y.score, min(x.cost, y.cost)))
         return out
 
-    def members_worth(self, chosen: list[Chosen], group: Choice) -> float:
-        """What the best explanation by members of a group is worth: scores less costs."""
-        by_element = self.choices.by_element
-        within = {c.number: c for e in group.elements for c in by_element[e] if c.elements < group.elements}
-        found = self.greedy(chosen, [within[i] for i in sorted(within)])
-        return self.worth(found[: len(chosen)], found[len(chosen) :])
-
-    def worth(self, given: Sequence[Chosen], added: Sequence[Chosen]) -> float:
-        """Scores less costs of `added`, one after the other."""
-        parts = [p for x in given for p in x.parts]
-        total = 0.0
-        for x in added:
-            score, fitted = self.fit(x.choice, parts)
-            total += score - x.choice.cost
-            parts += fitted
+    def members_worth(self, chosen: Sequence[Chosen], group: int) -> float:
+        """What the best explanation by single elements of a group is worth."""
+        h, c = self.hazards, self.components
+        of_group = c.elements[c.ptr[group] : c.ptr[group + 1]]
+        singles = np.unique(np.concatenate([c.singles_of(int(e)) for e in of_group]))
+        members = singles[~self.is_group[singles]]
+        out, total = list(chosen), 0.0
+        barred = {s for x in out for s in x.singles}
+        score = np.full(h.number, -np.inf)
+        for _ in range(len(members)):
+            score[members] = h.scan(self.given(out), members, self.left)
+            found = self.best(score, barred, out)
+            if found is None:
+                break
+            out.append(found)
+            barred.add(found.singles[0])
+            total += found.worth
         return total
 
-    def refit(self, chosen: Sequence[Chosen]) -> list[Chosen]:
-        """Estimate all rates again, each given the others; drop what the others explain."""
-        out = list(chosen)
-        for x in sorted(chosen, key=lambda x: x.choice.candidate.order):
-            others = [p for y in out if y is not x for p in y.parts]
-            score, parts = self.fit(x.choice, others)
-            i = next(i for i, y in enumerate(out) if y is x)
-            if score <= x.choice.cost or not self.is_lossy(parts, others):
-                del out[i]
-            else:
-                out[i] = Chosen(x.choice, parts, score)
+    # ------------------------------------------------------------ afterwards
+
+    def refit(self, chosen: Sequence[Chosen], beside: int | None = None) -> list[Chosen]:
+        """Estimate all hazards again, each given the others; with `beside`, of those that share losses with it."""
+        h, out = self.hazards, list(chosen)
+        lossy = h.touches(beside) & (h.lost_of > 0) if beside is not None else None
+        for i, x in enumerate(out):
+            if lossy is not None and not any(np.any(lossy & h.touches(s)) for s in x.singles if s != beside):
+                continue
+            out[i] = self.fit([*out[:i], *out[i + 1 :]], x.singles)
         return out
 
-    def complete(self, chosen: Sequence[Chosen]) -> list[Chosen]:
-        """Re-estimate; where a suspect fell (what accused it was another's doing), look again for what it leaves."""
-        out = self.refit(chosen)
-        return out if len(out) == len(chosen) else self.refit(self.greedy(out))
+    def prune(self, chosen: Sequence[Chosen]) -> list[Chosen]:
+        """Drop what the others explain, the least worthy first."""
+        out = list(chosen)
+        while out:
+            judged = self.refit(out)
+            least = min(range(len(out)), key=lambda i: judged[i].worth)
+            others = [x for j, x in enumerate(judged) if j != least]
+            if judged[least].worth > 0 and self.enough(others, judged[least]):
+                return judged
+            sides = [self.fit(others, (s,)) for s in out[least].singles] if len(out[least].parts) > 1 else []
+            side = max(sides, key=lambda x: x.worth, default=None)
+            out = [*others, side] if side is not None and side.worth > 0 else others
+        return out
 
     def merge(self, chosen: Sequence[Chosen]) -> list[Chosen]:
         """Replace suspects by a group that holds at least two of them and explains as much for less."""
-        out = list(chosen)
-        by_element = self.choices.by_element
-        groups = {g.number: g for x in chosen for e in x.choice.elements for g in by_element[e] if len(g.elements) > 1}
-        for group in sorted(groups.values(), key=lambda g: (len(g.elements), g.candidate.order)):
-            members = [x for x in out if x.choice.elements < group.elements]
+        out, c = list(chosen), self.components
+        groups = {int(g) for x in out for s in x.singles for e in c.of(s) for g in c.singles_of(e) if self.is_group[g]}
+        for g in sorted(groups, key=lambda g: (len(c.of(g)), g)):
+            elements = set(c.of(g))
+            members = [x for x in out if {e for s in x.singles for e in c.of(s)} < elements]
             if len(members) < 2:
                 continue
             rest = [x for x in out if x not in members]
-            given = [p for x in rest for p in x.parts]
-            score, parts = self.fit(group, given)
-            if parts and score - group.cost > self.worth(rest, members):
-                out = [*rest, Chosen(group, parts, score)]
+            whole, apart, added = self.fit(rest, (g,)), 0.0, list(rest)
+            for x in members:
+                added.append(self.fit(added, x.singles))
+                apart += added[-1].worth
+            if whole.worth > apart:
+                out = [*rest, whole]
         return out
 
-    def rivals(self, chosen: Chosen, others: Sequence[Part]) -> list[Chosen]:
-        """Candidates that touch most of a suspect's losses and could stand in for it."""
-        e = self.evidence
-        lost = np.zeros(len(e.lost))
-        for part in chosen.parts:
-            _, groups, own = self.model.attributed(part, [*others, *(p for p in chosen.parts if p is not part)])
-            lost[groups] += own
-        groups = np.flatnonzero(lost)
-        owner, elements, _ = set_elements(e, e.group_set[groups])
-        touching = np.bincount(elements, weights=lost[groups][owner], minlength=len(e.elements)).astype(np.float64)
-        near = np.flatnonzero(self.choices.sums(touching) >= 0.6 * lost.sum())
-        out = []
-        for choice in (self.choices.items[i] for i in near):
-            if choice is not chosen.choice:
-                score, parts = self.fit(choice, others)
-                if parts and score > 0:
-                    out.append(Chosen(choice, parts, score))
-        return out
-
-    def settle(self, chosen: Sequence[Chosen]) -> list[Chosen]:
-        """Exchange each suspect for a better rival, given all others, until nothing moves (at most three rounds)."""
-        out = self.merge(self.complete(chosen))
+    def exchange(self, chosen: Sequence[Chosen]) -> list[Chosen]:
+        """Put a better rival in the place of each suspect, given all others, while there is one."""
+        out = list(chosen)
         for _ in range(3):
             moved = False
-            for i, x in enumerate(out):
-                others = [p for y in out if y is not x for p in y.parts]
-                worth = self.fit(x.choice, others)[0] - x.choice.cost
-                better = [r for r in self.rivals(x, others) if r.score - r.choice.cost > worth + 1e-6]
-                better = [r for r in better if self.is_lossy(r.parts, others)]
+            for i in range(len(out)):
+                others = [*out[:i], *out[i + 1 :]]
+                mine = self.fit(others, out[i].singles)
+                better = [r for r in self.rivals(others, mine) if r.worth > mine.worth + 1e-6]
+                better = [r for r in better if self.enough(others, r)]
                 if better:
-                    out[i] = max(better, key=lambda r: r.score - r.choice.cost)
+                    out[i] = max(better, key=lambda r: r.worth)
                     moved = True
             if not moved:
                 break
-            out = self.merge(self.complete(out))
         return out
 
-    def doubtful(self, total: float) -> float:
-        """Losses of the strongest candidate, if it is worth its cost once its own losses do not count as noise.
+    def rivals(self, others: Sequence[Chosen], mine: Chosen) -> list[Chosen]:
+        """What touches most of a suspect's losses and explains about as much, exactly fitted."""
+        h, c = self.hazards, self.components
+        own = np.zeros(len(h.group_set))
+        for group, lost in self.losses(others, mine):
+            own[group] += lost
+        if not own.any():
+            return []
+        touching = np.bincount(h.pair_single, weights=own[h.pair_group], minlength=h.number)
+        touching[[s for x in others for s in x.singles]] = 0.0
+        least = NEAR * float(own.sum())
+        near = np.flatnonzero(touching >= least)
+        quick = h.scan(self.given(others), near)
+        found = [(int(i),) for i in near[quick > mine.score - MARGIN - 2 * SLACK]]
+        some = np.flatnonzero(touching > 0).tolist()
+        both = {(min(i, j), max(i, j)) for i in some if (j := c.partner.get(i)) is not None and touching[j] > 0}
+        candidates: list[tuple[int, ...]] = [*found, *sorted(p for p in both if touching[list(p)].sum() >= least)]
+        out = [self.fit(others, singles) for singles in candidates if singles != mine.singles]
+        return [r for r in out if r.score > 0]
 
-        With few losses in all, a component that has them all raises the very background that it is held against. The
-        background has a gamma prior, and integrating over it gives the candidate what it costs the noise to explain
-        its losses one by one.
-        """
 
-        def relief(lost: float) -> float:
-            rest = max(total - lost, 0.0) + PRIOR_LOST
-            return lost * math.log(total + PRIOR_LOST) + math.lgamma(rest) - math.lgamma(total + PRIOR_LOST)
-
-        most = min(float(self.scan.lost.max(initial=0.0)), total)
-        strongest = self.best(self.choices.items, [], -relief(most))
-        if strongest is None:
-            return 0.0
-        lost = sum(float(self.model.attributed(p, [])[2].sum()) for p in strongest.parts)
-        return lost if strongest.score + relief(lost) > strongest.choice.cost else 0.0
-
-    def rest(self, chosen: Sequence[Chosen], background: Callable[[float], float]) -> float:
-        """The background rate (a function of the losses that no suspect explains) at which it reproduces itself."""
-        total = float((self.evidence.lost * self.evidence.flows).sum())
-        parts = [p for x in chosen for p in x.parts]
-        rate, model = self.scan.background, self.model
-        for _ in range(10):
-            explained = sum(float(model.attributed(p, [q for q in parts if q is not p])[2].sum()) for p in parts)
-            last, rate = rate, background(max(total - explained, 0.0))
-            if 0.8 < rate / last < 1.25:
-                break
-            model = model.at(rate)
-        return rate
+def _highest(values: Floats, count: int) -> Ints:
+    """Positions of the highest values, highest first; of equals the first."""
+    if len(values) <= count:
+        return np.argsort(-values, kind="stable")
+    top = np.sort(np.argpartition(-values, count)[:count])
+    return top[np.argsort(-values[top], kind="stable")]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pingmesh.analyzer.candidates import Candidate
-from pingmesh.analyzer.evidence import Observation
+from pingmesh.analyzer.table import Observation
 from topology.model import Topology
 from topology.paths import ecmp_paths, path_elements
 

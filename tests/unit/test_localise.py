@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pingmesh.analyzer.candidates import Candidate, candidates_of
-from pingmesh.analyzer.evidence import compile_evidence
-from pingmesh.analyzer.likelihood import log_factorial
+from pingmesh.analyzer.hazards import log_factorial
 from pingmesh.analyzer.localise import Observation, Suspect, localise, wilson
 from pingmesh.lab.flows import SimulatedFault, draw_flows, draw_observations
 from topology.generate import leaf_spine
@@ -241,12 +240,6 @@ def test_properties(seen: list[Observation], shuffle: random.Random) -> None:
     again = localise(mixed, candidates)
     assert [s.candidate for s in again] == [s.candidate for s in suspects]
     assert [s.score for s in again] == pytest.approx([s.score for s in suspects], rel=1e-6, abs=1e-6)
-
-
-def test_evidence_merges_clean_flows_of_one_path() -> None:
-    path = (("a", "b"),)
-    e = compile_evidence([Observation(10, 0, path), Observation(30, 0, path), Observation(10, 2, path)])
-    assert sorted(zip(e.sent.tolist(), e.lost.tolist(), e.flows.tolist(), strict=True)) == [(10, 2, 1), (20, 0, 2)]
 
 
 def test_log_factorial() -> None:

@@ -1,0 +1,401 @@
+"""How much better the counts are explained when a component drops packets, for all components at once.
+
+Each element that a packet crosses has a hazard `-log(1 - drop probability)`; hazards along a path add up, so a flow
+that sent n packets and lost k over a path of total hazard H has the log likelihood
+
+    k log(1 - exp(-H)) - (n - k) H.
+
+The second term is linear: clean flows of known path enter as one sum an element. Only flows with losses, and flows
+whose path is one of several, are kept one by one. The model of the losses is that of Flock (Harsh et al. 2023), with
+hazards estimated instead of fixed, and with a share of flows that lost packets in a burst (any number of them).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pingmesh.analyzer.components import Components
+from pingmesh.analyzer.table import Bools, Floats, Ints, Table, expand
+
+HAZARD_MAX = -math.log(1e-4)
+OUTLIER = 0.05
+"""Share of the flows through a lossy component that may lose any number of packets: real faults are not binomial, and
+what a fault does to its own flows must not accuse the other elements of those flows."""
+SHARE_HAZARDS = -np.log1p(-np.array([0.1, 0.3, 0.7, 0.97, 0.9999]))
+"""A component that drops a share of the flows drops at least a tenth of each."""
+SHARE_COST = 3.0
+"""Nats that the second parameter of such a component must earn."""
+HEAVY = 0.05
+"""Loss rate of a flow from which a share of flows is worth a try."""
+BACKGROUND_MAX = 0.01
+"""What a flow loses beyond this rate (and beyond one packet) is never the background's."""
+TOLERATED = 1.5
+"""A healthy element may lose this many times the background on top of it: backgrounds are not uniform."""
+KEPT = 64
+"""States of `Hazards.given` that are kept."""
+PRIOR_LOST = 0.25
+"""Losses that the prior of the background stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lossy:
+    """A single (see `Components`) that drops packets with a hazard, in a `share` of its flows."""
+
+    single: int
+    hazard: float
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The likeliest hazard of a single, and its log likelihood ratio (nats) against innocence."""
+
+    score: float
+    lossy: Lossy
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """What is known when some singles are taken as lossy: per pair (single, group), and per group."""
+
+    lossy: tuple[Lossy, ...]
+    weight: Floats
+    """Probability that the group took a path through the single."""
+    hazard: Floats
+    """Of the group's path, when it went through the single."""
+    burst: Floats
+    """Per group: log odds of a burst against the model."""
+    sparse: Floats
+    """Per group: share of its losses that are the background's, and no burst, if nothing else is broken (expected)."""
+    background: float
+
+
+def log_loss(hazard: Floats) -> Floats:
+    """Log of the probability that a packet is lost."""
+    return np.log(-np.expm1(-hazard))
+
+
+def log_factorial(n: Floats) -> Floats:
+    """log n! by Stirling's series, exact to 1e-8 for n >= 0 (n need not be whole)."""
+    x = n + 8.0
+    tail = np.zeros_like(x)
+    for i in range(1, 8):
+        tail += np.log(n + i)
+    return (x - 0.5) * np.log(x) - x + 0.5 * math.log(2 * math.pi) + 1 / (12 * x) - 1 / (360 * x**3) - tail
+
+
+def relief(own: Floats, background_lost: float) -> Floats:
+    """Nats that a component earns because its losses are no longer the background's, with that integrated over.
+
+    The background was taken at its mean with `background_lost` losses, `own` among them; its prior is a gamma
+    distribution. >= 0.
+    """
+    all_of_it = background_lost + PRIOR_LOST
+    rest = np.maximum(all_of_it - own, PRIOR_LOST)
+    return np.maximum(own * math.log(all_of_it) + log_gamma(rest) - log_gamma(np.array(all_of_it)), 0.0)
+
+
+def burden(own: Floats, background_lost: float) -> Floats:
+    """Nats that a component owes because the background was taken without its losses: the converse of `relief`."""
+    without = np.array(background_lost + PRIOR_LOST)
+    owed: Floats = log_gamma(without + own) - log_gamma(without) - own * np.log(without)
+    return owed
+
+
+def log_gamma(x: Floats) -> Floats:
+    """Log of the gamma function, for x > 0."""
+    x = np.asarray(x, np.float64)
+    return (log_factorial(x) - np.log(x)).astype(np.float64)
+
+
+class Hazards:
+    """Scores singles on one table. A *group* is a flow with losses, or equal clean flows of unknown path.
+
+    Building it is O(rows x hops) for the sums, and O(p log p) for the p pairs of a group and a single that it may
+    touch. `noise` is the drop rate of an element that is healthy; it is the prior of the background.
+    """
+
+    def __init__(self, table: Table, components: Components, noise: float, bursts: float) -> None:
+        t = self.table = table
+        self.components = components
+        self.number = len(components.singles)
+        self.bursts = bursts
+        sizes, lengths = np.diff(t.set_ptr), np.diff(t.path_ptr)
+        sets = len(sizes)
+        path_set = np.repeat(np.arange(sets), sizes)
+        is_known, is_lossy = (sizes == 1)[t.row_set], t.lost > 0
+        clean = is_known & ~is_lossy
+        hops_of_set = np.bincount(path_set, weights=lengths, minlength=sets) / np.maximum(sizes, 1)
+        self.exposure = float(t.sent @ hops_of_set[t.row_set])
+        """Packets times elements crossed."""
+        self.prior_exposure = 4 * PRIOR_LOST / max(noise, 1e-7)
+        of_path = np.repeat(np.arange(len(lengths)), lengths)
+
+        def by_single(of_row: Floats) -> Floats:
+            of_set = np.bincount(t.row_set, weights=of_row, minlength=sets)
+            weights = of_set[path_set][of_path]
+            of_element = np.bincount(t.path_elements, weights=weights, minlength=t.elements)
+            return components.sums(of_element[: len(components.index)])
+
+        self._by_single = by_single
+        self._clean = clean
+        self.clean = by_single(t.sent * clean)
+        """Packets of clean flows of known path, times elements of the single that they crossed."""
+        self._clean_flows: Floats | None = None
+
+        rows = np.flatnonzero(is_lossy)
+        group_set, sent, lost, flows = t.row_set[rows], t.sent[rows], t.lost[rows], np.ones(len(rows))
+        hidden = np.flatnonzero(~is_known & ~is_lossy)
+        self.has_hidden = bool(len(hidden)) or bool(np.any(sizes[group_set] > 1))
+        self.group_row = rows
+        if len(hidden):
+            size = np.round(3 * np.log2(np.maximum(t.sent[hidden], 1))).astype(np.int64)
+            keys, where = np.unique(t.row_set[hidden] * 256 + size, return_inverse=True)
+            count = np.bincount(where).astype(np.float64)
+            group_set = np.concatenate((group_set, keys // 256))
+            sent = np.concatenate((sent, np.bincount(where, weights=t.sent[hidden]) / count))
+            lost = np.concatenate((lost, np.zeros(len(keys))))
+            flows = np.concatenate((flows, count))
+        self.group_set, self.sent_of, self.lost_of, self.flows = group_set, sent, lost, flows
+        self.most = np.minimum(lost, np.maximum(1.0, BACKGROUND_MAX * sent))
+        """Losses of a flow of each group that may be the background's."""
+        self.lost = float(self.most @ flows)
+        # A burst: any number of losses, 1 / (n + 1), less the coefficient that the likelihoods leave out.
+        self._any = -np.log(sent + 1) - (log_factorial(sent) - log_factorial(lost) - log_factorial(sent - lost))
+        self._known: dict[tuple[float | Lossy, ...], Given] = {}
+        self._index(lengths)
+
+    def _index(self, lengths: Ints) -> None:
+        """Rows are (group, alternative path); triples (single, row); pairs (single, group)."""
+        t, c = self.table, self.components
+        paths, self.row_group = expand(t.set_ptr, self.group_set)
+        groups, rows = len(self.group_set), len(paths)
+        self.row_hops = lengths[paths].astype(np.float64)
+        self.row_start = np.searchsorted(self.row_group, np.arange(groups))
+        positions, row = expand(t.path_ptr, paths)
+        element = t.path_elements[positions]
+        if t.elements > len(c.index):
+            row, element = row[element < len(c.index)], element[element < len(c.index)]
+        positions, of = expand(c.element_ptr, element)
+        keys, times = np.unique(c.element_singles[positions] * max(rows, 1) + row[of], return_counts=True)
+        single, self.triple_row = np.divmod(keys, max(rows, 1))
+        self.triple_times = times.astype(np.float64)
+        if self.has_hidden:
+            pair_key = single * max(groups, 1) + self.row_group[self.triple_row]
+            first = np.ones(len(keys), bool)
+            first[1:] = pair_key[1:] != pair_key[:-1]
+            self.pair_start = np.flatnonzero(first)
+            self.pair_single, self.pair_group = np.divmod(pair_key[self.pair_start], max(groups, 1))
+            counts = np.diff(np.append(self.pair_start, len(keys)))
+            self.times = (
+                np.add.reduceat(self.triple_times, self.pair_start) / counts if len(keys) else self.triple_times
+            )
+        else:
+            self.pair_single, self.pair_group, self.times = single, self.row_group[self.triple_row], self.triple_times
+        self.pair_ptr = np.searchsorted(self.pair_single, np.arange(self.number + 1))
+        g = self.pair_group
+        self._lost = self.lost_of[g] * self.flows[g]
+        self._is_heavy = (self.lost_of > HEAVY * self.sent_of)[g]
+        self._got = (self.sent_of - self.lost_of)[g] * self.flows[g] * self.times
+
+    # ------------------------------------------------------------ what is given
+
+    def background_of(self, lost: float) -> float:
+        """Hazard of one healthy element, when this many losses are unexplained."""
+        return (lost + PRIOR_LOST) / (self.exposure + self.prior_exposure)
+
+    def given(self, lossy: Sequence[Lossy], background: float) -> Given:
+        """Take `lossy` as broken and everything else as healthy. O(rows + pairs); the last ones asked for are kept."""
+        key: tuple[float | Lossy, ...] = (background, *lossy)
+        if key not in self._known:
+            if len(self._known) >= KEPT:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = self._given(lossy, background)
+        return self._known[key]
+
+    def _given(self, lossy: Sequence[Lossy], background: float) -> Given:
+        hazard = background * self.row_hops
+        crossing = np.zeros(len(self.group_set), bool)
+        for x in lossy:
+            rows, times = self._rows(x.single)
+            add = times * x.hazard
+            if x.share < 1:
+                odds = math.log(x.share / (1 - x.share)) + self._row_gain(rows, hazard[rows], add)
+                add = add / (1 + np.exp(-np.clip(odds, -50, 50)))
+            hazard[rows] += add
+            crossing[self.row_group[rows]] = True
+        n, k = self.sent_of[self.row_group], self.lost_of[self.row_group]
+        likelihood = k * log_loss(np.maximum(hazard, 1e-12)) - (n - k) * hazard
+        if self.has_hidden:
+            alternatives = np.diff(np.append(self.row_start, len(self.row_group)))
+            most = np.maximum.reduceat(likelihood, self.row_start)
+            posterior = np.exp(likelihood - most[self.row_group])
+            mass = np.bincount(self.row_group, weights=posterior)
+            posterior /= mass[self.row_group]
+            total = np.log(mass) + most
+            weight = np.add.reduceat(posterior[self.triple_row], self.pair_start)
+            mean = np.add.reduceat((posterior * hazard)[self.triple_row], self.pair_start)
+            of_pair = mean / np.maximum(weight, 1e-300)
+            weight = np.minimum(weight, 1.0)
+            of_group = total - np.log(alternatives)
+        else:
+            weight, of_pair, of_group = np.ones(len(self.pair_group)), hazard[self.triple_row], likelihood
+        share = np.where(crossing, OUTLIER, self.bursts)
+        burst = np.log(share) - np.log1p(-share) + self._any - of_group
+        sparse = self.most / np.maximum(self.lost_of, 1) / (1 + np.exp(np.clip(burst, -50, 50)))
+        return Given(tuple(lossy), weight, of_pair, burst, sparse, background)
+
+    def _rows(self, single: int) -> tuple[Ints, Floats]:
+        a, b = self.pair_ptr[single], self.pair_ptr[single + 1]
+        if self.has_hidden:
+            a, b = np.append(self.pair_start, len(self.triple_row))[[a, b]]
+        return self.triple_row[a:b], self.triple_times[a:b]
+
+    def _row_gain(self, rows: Ints, before: Floats, add: Floats) -> Floats:
+        n, k = self.sent_of[self.row_group[rows]], self.lost_of[self.row_group[rows]]
+        return k * (log_loss(before + add) - log_loss(before)) - (n - k) * add
+
+    # ------------------------------------------------------------ scores
+
+    def pairs_of(self, singles: Ints | None) -> tuple[Ints | slice, Ints, int]:
+        """Positions of the pairs of some singles (None: of all), the index into `singles` of each, and how many."""
+        if singles is None:
+            return slice(None), self.pair_single, self.number
+        positions, owner = expand(self.pair_ptr, singles)
+        return positions, owner, len(singles)
+
+    def scan(self, given: Given, singles: Ints | None = None, unexplained: float | None = None) -> Floats:
+        """Score (nats) of each of the singles, at about its likeliest hazard; never more than the exact score.
+
+        `unexplained` losses were taken as background: what a single explains lowers it. O(pairs).
+        """
+        p, of, number = self.pairs_of(singles)
+        clean = self.clean if singles is None else self.clean[singles]
+        lost, got, times = self._lost[p], self._got[p], self.times[p]
+        before, weight = given.hazard[p], given.weight[p]
+        base = log_loss(np.maximum(before, 1e-12))
+        group = self.pair_group[p]
+        flows, burst = self.flows[group], given.burst[group]
+
+        def total(values: Floats) -> Floats:
+            return np.bincount(of, weights=values, minlength=number).astype(np.float64)
+
+        denominator = np.maximum(clean + total(got * weight), 1e-9)
+        hazard = np.clip(total(lost * weight) / denominator, 1e-12, HAZARD_MAX)
+        explained = sparse = np.zeros(number)
+        for _ in range(3):
+            add = hazard[of] * times
+            if self.has_hidden:
+                gain = lost * (log_loss(before + add) - base) - got * hazard[of]
+                hit = weight / (weight + (1 - weight) * np.exp(np.clip(-gain / flows, -50, 50)) + 1e-300)
+                own = lost * hit * add / (before + add)
+                denominator = np.maximum(clean + total(got * hit), 1e-9)
+            else:
+                own = lost * add / (before + add)
+            sparse = total(own * given.sparse[group])
+            # Where the likelihood of flows without another cause is flat: k / (exp(H) - 1) per unit of hazard.
+            whole = before + add
+            explained = total(own * whole / np.expm1(np.maximum(whole, 1e-12)))
+            hazard = np.clip(explained / denominator, 1e-12, HAZARD_MAX)
+
+        def score(hazard: Floats) -> Floats:
+            add = hazard[of] * times
+            gain = (lost * (log_loss(before + add) - base) - got * hazard[of]) / flows
+            return total(flows * self._capped(gain, weight, burst)) - clean * hazard
+
+        tolerated = np.minimum(hazard, TOLERATED * given.background)
+        healthy = np.maximum(score(tolerated), 0.0)
+        out = score(hazard)
+        heavy = np.flatnonzero(self._is_heavy[p])
+        if len(heavy):
+            spared = self.clean_flows if singles is None else self.clean_flows[singles]
+            of_heavy = of[heavy]
+            hits = np.bincount(of_heavy, weights=(weight * flows)[heavy], minlength=number)
+            share = np.clip(hits / np.maximum(hits + spared, 1), 1e-6, 1 - 1e-6)
+            hit, miss = np.log(share)[of_heavy], np.log1p(-share)
+            for x in SHARE_HAZARDS:
+                add = x * times[heavy]
+                gain = (lost[heavy] * (log_loss(before[heavy] + add) - base[heavy]) - got[heavy] * x) / flows[heavy]
+                gain = self._capped(gain, weight[heavy], burst[heavy])
+                gain = flows[heavy] * np.logaddexp(miss[of_heavy], hit + gain)
+                total_gain = np.bincount(of_heavy, weights=gain, minlength=number) + spared * miss - SHARE_COST
+                out = np.where(hits > 0, np.maximum(out, total_gain), out)
+        out -= healthy
+        return out + relief(sparse, unexplained) if unexplained is not None else out
+
+    def _capped(self, gain: Floats, weight: Floats, burst: Floats) -> Floats:
+        if self.has_hidden:
+            gain = np.log1p(np.maximum(weight * np.expm1(np.minimum(gain, 600.0)), -1 + 1e-15))
+        return np.logaddexp(gain, burst) - np.logaddexp(0.0, burst)
+
+    def fit(self, given: Given, single: int, *, shares: bool = True) -> Fit:
+        """The likeliest hazard of one single; with `shares`, a share of the flows may be hit alone. O(its pairs)."""
+        p = slice(int(self.pair_ptr[single]), int(self.pair_ptr[single + 1]))
+        group, clean = self.pair_group[p], float(self.clean[single])
+        n, k, flows = self.sent_of[group], self.lost_of[group], self.flows[group]
+        before, weight, burst, times = given.hazard[p], given.weight[p], given.burst[group], self.times[p]
+        base = log_loss(np.maximum(before, 1e-12))[:, None]
+
+        def gains(hazards: Floats) -> Floats:
+            add = times[:, None] * hazards
+            plain = k[:, None] * (log_loss(before[:, None] + add) - base) - (n - k)[:, None] * add
+            return self._capped(plain, weight[:, None], burst[:, None])
+
+        tolerated = TOLERATED * given.background
+        grid = np.geomspace(min(tolerated, HAZARD_MAX / 4), HAZARD_MAX, 24)
+        totals = flows @ gains(grid) - clean * grid
+        healthy = max(0.0, float(totals[0]))
+        best = int(np.argmax(totals))
+        for _ in range(2):
+            grid = np.geomspace(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], 7)
+            totals = flows @ gains(grid) - clean * grid
+            best = int(np.argmax(totals))
+        lossy, score = Lossy(single, float(grid[best])), float(totals[best]) - healthy
+        if shares and bool(np.any(k > HEAVY * n)):
+            hit = gains(SHARE_HAZARDS)
+            spared = float(self.clean_flows[single])
+            share = np.full(len(SHARE_HAZARDS), 0.5)
+            for _ in range(12):
+                odds = np.clip(np.log(share / (1 - share)) + hit, -50, 50)
+                share = np.clip(flows @ (1 / (1 + np.exp(-odds))) / (flows.sum() + spared), 1e-6, 1 - 1e-6)
+            totals = flows @ np.logaddexp(np.log1p(-share), np.log(share) + hit) + spared * np.log1p(-share)
+            best = int(np.argmax(totals))
+            if float(totals[best]) - healthy - SHARE_COST > score:
+                score = float(totals[best]) - healthy - SHARE_COST
+                lossy = Lossy(single, float(SHARE_HAZARDS[best]), float(share[best]))
+        return Fit(score, lossy)
+
+    @property
+    def clean_flows(self) -> Floats:
+        """Clean flows of known path through each single, times elements crossed. O(rows x hops), once."""
+        if self._clean_flows is None:
+            self._clean_flows = self._by_single(self._clean.astype(np.float64))
+        return self._clean_flows
+
+    def attributed(self, given: Given, lossy: Lossy) -> tuple[Ints, Floats]:
+        """The groups that may touch a lossy single, and what it lost of each (expected losses), beside `given`."""
+        p = slice(int(self.pair_ptr[lossy.single]), int(self.pair_ptr[lossy.single + 1]))
+        group, before, weight = self.pair_group[p], given.hazard[p], given.weight[p]
+        n, k = self.sent_of[group], self.lost_of[group]
+        add = self.times[p] * lossy.hazard
+        gain = k * (log_loss(before + add) - log_loss(np.maximum(before, 1e-12))) - (n - k) * add
+        prior = np.clip(weight * lossy.share, 1e-12, 1 - 1e-12) if lossy.share < 1 or self.has_hidden else None
+        hit = 1.0 if prior is None else prior / (prior + (1 - prior) * np.exp(np.clip(-gain, -50, 50)))
+        return group, k * self.flows[group] * hit * add / (before + add)
+
+    def crossed(self, given: Given, single: int) -> float:
+        """Packets that crossed a single (expected, where paths are uncertain), each counted once."""
+        p = slice(int(self.pair_ptr[single]), int(self.pair_ptr[single + 1]))
+        group = self.pair_group[p]
+        times = float(self.times[p].mean()) if p.stop > p.start else 1.0
+        return float(self.clean[single]) / times + float((self.sent_of * self.flows)[group] @ given.weight[p])
+
+    def touches(self, single: int) -> Bools:
+        """Which groups may cross a single."""
+        out = np.zeros(len(self.group_set), bool)
+        out[self.pair_group[self.pair_ptr[single] : self.pair_ptr[single + 1]]] = True
+        return out
