@@ -74,6 +74,11 @@ COMMANDS = {
         "measure the round trip between two RNICs, now",
         "pingmesh ping h1/rnic0 h4/rnic0 --count 100",
     ),
+    "sim": Command(
+        "pingmesh.cli.sim",
+        "write record files of a simulated fabric, with the truth",
+        "pingmesh sim --generate 'leaf-spine --leaves 4 --spines 4' --faults faults.yaml --out simulated",
+    ),
     "topology": Command(
         "topology.cli", "check, show or generate a topology file", "pingmesh topology check fabric.yaml"
     ),
@@ -94,6 +99,8 @@ USER_ERRORS = {
     "topology.files.TopologyError": Exit.USAGE,
     "pingmesh.lab.namespaces.LabError": Exit.USAGE,
     "pingmesh.lab.faults.errors.FaultError": Exit.USAGE,
+    "pingmesh.records.errors.RecordsError": Exit.USAGE,
+    "pingmesh.simulate.script.ScriptError": Exit.USAGE,
     "controller.client.BadRequestError": Exit.USAGE,
     "controller.client.ControllerUnreachableError": Exit.INTERNAL,
 }

@@ -173,12 +173,16 @@ class Places:
             self._candidates = out
         return self._candidates
 
+    def kind(self, name: str) -> Kind:
+        """A kind by its name. Raises FaultError."""
+        if name not in KINDS:
+            hint = did_you_mean(name, KINDS) or "."
+            raise FaultError(f"kind {name!r} is unknown{hint} Known: {', '.join(KINDS)}")
+        return KINDS[name]
+
     def place(self, fault: Fault) -> Placed:
         """Put a fault into the fabric. Raises FaultError."""
-        how = KINDS.get(fault.kind)
-        if how is None:
-            hint = did_you_mean(fault.kind, KINDS) or "."
-            raise FaultError(f"kind {fault.kind!r} is unknown{hint} Known: {', '.join(KINDS)}")
+        how = self.kind(fault.kind)
         found = self.by_component.get(fault.component)
         if found is None:
             hint = did_you_mean(fault.component, self.by_component) or "; `pingmesh topology show` lists all"
@@ -215,8 +219,12 @@ class Places:
 
     def draw(self, kind: str, rng: np.random.Generator, place: Place | None = None, **given: float) -> Fault:
         """A fault of a kind at a random place (of one sort), in a random direction where it has one."""
-        how = KINDS[kind]
-        wanted = place or how.places[int(rng.integers(len(how.places)))]
+        how = self.kind(kind)
+        if place is not None and place not in how.places:
+            raise FaultError(f"{kind} does not happen to a {place}, only to: {', '.join(how.places)}")
+        there = {found[0].type for found in self.by_component.values()}
+        sorts = [place] if place else [p for p in how.places if p in there]
+        wanted = sorts[int(rng.integers(len(sorts)))] if sorts else how.places[0]
         pool = [c for c, found in self.by_component.items() if found[0].type == wanted]
         if not pool:
             raise FaultError(f"the fabric has no {wanted} for {kind}")

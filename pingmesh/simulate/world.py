@@ -366,7 +366,7 @@ def _copies(rng: np.random.Generator, packets: Ints, q: Floats, copies: int) -> 
     """Copies lost and packets of which every copy was, each lost with probability `q` on its own."""
     if copies == 1:
         lost = rng.binomial(packets, q).astype(np.int64)
-        return lost, lost
+        return lost, lost.copy()
     assert copies == ACKS
     both = rng.binomial(packets, q * q).astype(np.int64)
     one = rng.binomial(packets - both, np.minimum(2 * q / (1 + q), 1.0)).astype(np.int64)

@@ -1,0 +1,154 @@
+"""`pingmesh sim`: fault scripts, the files it writes, and its truth."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pingmesh.cli import main
+from pingmesh.records import files
+from pingmesh.records.model import Records, concat
+from pingmesh.simulate import script
+
+SHAPE = "leaf-spine --leaves 3 --spines 2 --hosts-per-leaf 2"
+
+
+def sim(tmp_path: Path, text: str, *more: str) -> Path:
+    faults = tmp_path / "faults.yaml"
+    faults.write_text(text)
+    out = tmp_path / "out"
+    code = main.main(["sim", "--generate", SHAPE, "--faults", str(faults), "--out", str(out), "--windows", "3", *more])
+    assert code == 0
+    return out
+
+
+def flows(out: Path) -> Records:
+    return concat([b for p in sorted(out.glob("flows-*")) for b in files.read(p) if isinstance(b, Records)])
+
+
+def test_files_and_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = """
+faults:
+  - {kind: blackhole, component: leaf1--spine1, direction: leaf1->spine1, start_s: 5, end_s: 10}
+  - {kind: host_down, component: h3, start_s: 10}
+noise: {hop_loss: 0, burst_rate: 0, stall_rate: 0, restart_rate: 0, missing_report: 0}
+"""
+    out = sim(tmp_path, text, "--json")
+    truth = json.loads(capsys.readouterr().out)
+    assert truth == json.loads((out / "truth.json").read_text())
+    assert [f["component"] for f in truth["faults"]] == ["leaf1--spine1", "h3"]
+    r = flows(out)
+    assert truth["rows"] == len(r)
+    windows = np.unique(r.start_ns)
+    assert len(windows) == 3
+    crossing = np.array(["leaf1->spine1" in (r.path.value(i) or ()) for i in range(len(r))])
+    assert np.array_equal(
+        r.lost, np.where(crossing & (r.start_ns == windows[1]), r.sent, r.lost * (r.start_ns == windows[2]))
+    )
+    last = r.take(r.start_ns == windows[2])
+    probers = {last.prober.value(i) for i in range(len(last))}
+    assert "h3/rnic0" not in probers
+    to_h3 = [i for i in range(len(last)) if last.target.value(i) == "h3/rnic0"]
+    assert {last.validity.value(i) for i in to_h3} == {"target_set_aside"}
+    assert {int(last.role[i]) for i in to_h3} == {2}
+    (facts,) = [b for b in files.read(out / "hosts-000002.parquet") if isinstance(b, list)]
+    (h3,) = [f for f in facts if f.host == "h3"]
+    assert (h3.unanswered, h3.set_aside, h3.silent_since_ns) == (3, True, truth["faults"][1]["opened_at_ns"])
+    assert not [f for f in facts if f.set_aside and f.host != "h3"]
+    assert main.main(["topology", "check", str(out / "topology.yaml")]) == 0
+
+
+def test_the_same_seed_gives_the_same_files(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    a, b = (sim(tmp_path / n, "faults: [{kind: loss, count: 2}]", "--seed", "7") for n in ("a", "b"))
+    assert (a / "truth.json").read_text() == (b / "truth.json").read_text()
+    assert np.array_equal(flows(a).lost, flows(b).lost)
+
+
+def test_arrow_files(tmp_path: Path) -> None:
+    out = sim(tmp_path, "", "--format", "arrow")
+    assert len(list(out.glob("flows-*.arrow"))) == 3
+    assert len(flows(out))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("faults: [{kind: loss, rat: 1}]", "unknown field `rat`"),
+        ("faults: [{kind: loss, rate: 2}]", r"<= 1.*faults\[0\]\.rate"),
+        ("faults: [{component: h1}]", "missing required field `kind`"),
+        ("faults: [{kind: loss, start_s: 5, end_s: 5}]", "fault 1: end_s 5 is not after start_s 5"),
+        ("faults: [{kind: rnic_down, component: spine1}]", "rnic_down does not happen to a switch"),
+        ("faults: [{kind: rnic_down, place: link}]", "rnic_down does not happen to a link"),
+        ("faults: [{kind: loss, direction: rx}]", "a direction needs a component"),
+        ("faults: [{kind: loss}, {kind: lag}]", "fault 2: kind 'lag' is unknown"),
+        ("a: [", "line 1: this is no YAML"),
+        ("noise: {stall_rate: -1}", "stall_rate"),
+    ],
+)
+def test_bad_scripts_end_in_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str
+) -> None:
+    faults = tmp_path / "faults.yaml"
+    faults.write_text(text)
+    code = main.main(["sim", "--generate", SHAPE, "--faults", str(faults), "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert code == 2
+    assert error.startswith(f"pingmesh: {faults}: ")
+    assert error.count("\n") == 1
+    assert re.search(message, error), error
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ("ring --n 3", "invalid choice: 'ring'"),
+        ("clos3 --aggs 2 --cores 3", "cannot be shared out"),
+        ("clos3 --pods x", "pods"),
+    ],
+)
+def test_bad_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str], shape: str, message: str) -> None:
+    assert main.main(["sim", "--generate", shape, "--out", str(tmp_path)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_directory_with_records_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = sim(tmp_path, "")
+    assert main.main(["sim", "--generate", SHAPE, "--out", str(out)]) == 2
+    assert "holds records already" in capsys.readouterr().err
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda v: (
+        st.lists(v, max_size=3)
+        | st.dictionaries(st.sampled_from(["kind", "rate", "count", "x", "start_s"]), v, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(data=st.fixed_dictionaries({}, optional={"faults": VALUES | st.lists(VALUES), "noise": VALUES, "lists": VALUES}))
+@settings(max_examples=200, deadline=None)
+def test_any_script_is_read_or_refused(data: object) -> None:
+    try:
+        assert isinstance(script.parse(yaml.safe_dump(data)), script.Script)
+    except script.ScriptError as error:
+        assert str(error).startswith("<script>: ")  # noqa: PT017 - some are scripts
+
+
+@given(text=st.text(max_size=60))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_read_or_refused(text: str) -> None:
+    try:
+        assert isinstance(script.parse(text), script.Script)
+    except script.ScriptError as error:
+        assert str(error).startswith("<script>: ")  # noqa: PT017 - the empty text is a script
