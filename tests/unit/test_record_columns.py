@@ -1,0 +1,181 @@
+"""Another system's ping records: the column map, what becomes of values, and every bad one told with its place."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+
+from pingmesh.records.columns import ColumnMapError, parse_map, read_mapped
+from pingmesh.records.errors import RecordsError
+from pingmesh.records.model import UNKNOWN, Records, concat
+
+SECOND = 1_000_000_000
+MAP = "src=a,dst=b,time=t,latency=rtt,lost=l,sport=p,class=c"
+HEAD = "a,b,t,rtt,l,p,c\n"
+
+
+def read(tmp_path: Path, text: str, columns: str = MAP) -> Records:
+    file = tmp_path / "pings.csv"
+    file.write_text(text)
+    return concat(list(read_mapped(file, parse_map(columns), 5 * SECOND)))
+
+
+def test_pings_of_one_tuple_and_window_are_summed(tmp_path: Path) -> None:
+    r = read(
+        tmp_path,
+        HEAD + "10.0.0.1,10.0.0.2,1700000000,12.5,0,50000,x\n10.0.0.1,10.0.0.2,1700000004.9,,1,50000,x\n"
+        "10.0.0.1,10.0.0.2,1700000005,7,0,50000,x\n10.0.0.1,10.0.0.2,1700000001,9,0,,\n",
+    )
+    rows = {(int(r.start_ns[i]) // SECOND, int(r.source_port[i]), r.cls.value(i)): i for i in range(len(r))}
+    assert set(rows) == {(1700000000, 50000, "x"), (1700000005, 50000, "x"), (1700000000, UNKNOWN, "default")}
+    i = rows[1700000000, 50000, "x"]
+    assert (r.sent[i], r.lost[i], r.rtts[i], r.rtt_sum_ns[i], r.rtt_max_ns[i]) == (2, 1, 1, 12_500, 12_500)
+    assert (r.prober.value(i), r.target.value(i), r.role[i]) == ("10.0.0.1", "10.0.0.2", 2)
+    assert r.path.value(i) is None
+
+
+@pytest.mark.parametrize(
+    ("time", "unit"),
+    [
+        ("1700000000", ""),
+        ("1700000000000", ""),
+        ("1700000000000000", ""),
+        ("1700000000000000000", ""),
+        ("1.7e9", ""),
+        ("2023-11-14T22:13:20Z", ""),
+        ("2023-11-14T23:13:20+01:00", ""),
+        ("2023-11-14 22:13:20", ""),
+        ("1700000000", ":s"),
+    ],
+)
+def test_times(tmp_path: Path, time: str, unit: str) -> None:
+    r = read(tmp_path, f"a,b,t,rtt\nx,y,{time},1\n", f"src=a,dst=b,time=t{unit},latency=rtt")
+    assert r.start_ns.tolist() == [1_700_000_000 * SECOND]
+
+
+def test_without_lost_a_missing_latency_is_a_loss(tmp_path: Path) -> None:
+    r = read(tmp_path, "a,b,t,rtt,n\nx,y,1,2,3\nx,z,1,,4\n", "src=a,dst=b,time=t:s,latency=rtt:ms,sent=n")
+    assert sorted(zip(r.sent.tolist(), r.lost.tolist(), r.rtt_sum_ns.tolist(), strict=True)) == [
+        (3, 0, 2_000_000),
+        (4, 4, 0),
+    ]
+
+
+@pytest.mark.parametrize("word", ["1", "true", "Yes", "lost", "TIMEOUT"])
+def test_words_for_lost(tmp_path: Path, word: str) -> None:
+    r = read(tmp_path, f"a,b,t,l\nx,y,1,{word}\nx,y,2,ok\nx,y,3,0\n", "src=a,dst=b,time=t,lost=l")
+    assert (r.sent.tolist(), r.lost.tolist()) == ([3], [1])
+
+
+def test_a_column_named_with_a_colon() -> None:
+    assert parse_map("src=net:src,dst=b,time=at:odd,lost=l").columns == {
+        "src": "net:src",
+        "dst": "b",
+        "time": "at:odd",
+        "lost": "l",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "'' is no KEY=COLUMN"),
+        ("src=a,dst=b,lost=l", "'time' is missing"),
+        ("src=a,dst=b,time=t", "neither 'latency' nor 'lost'"),
+        ("src=a,src=b,time=t,lost=l", "'src' is there twice"),
+        ("source=a,dst=b,time=t,lost=l", "'source' is unknown"),
+        ("src=a,dst=b,time=t,latancy=l", "did you mean `latency`"),
+    ],
+)
+def test_bad_maps(text: str, message: str) -> None:
+    with pytest.raises(ColumnMapError, match=message):
+        parse_map(text)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("x,y,1,-1,0,,", "row 2, column 'rtt': is '-1'; write a number"),
+        ("x,y,never,1,0,,", "row 2, column 't': is 'never'; write an RFC 3339 time"),
+        ("x,y,-5,1,0,,", "row 2, column 't': is '-5'"),
+        ("x,y,nan,1,0,,", "row 2, column 't'"),
+        ("x,y,1,1,perhaps,,", "row 2, column 'l': is 'perhaps'; write 0 or 1"),
+        ("x,y,1,1,2,,", "row 2, column 'l': is 2; of 1 packets no more can be lost"),
+        ("x,y,1,1,0,70000,", "row 2, column 'p': is '70000'; write a port"),
+        (" ,y,1,1,0,,", "row 2, column 'a': is ' '; name the prober"),
+        ("x,y,1,1", "row 2: has 4 fields, the header 7"),
+    ],
+)
+def test_bad_rows_are_told_with_their_place(tmp_path: Path, row: str, message: str) -> None:
+    with pytest.raises(RecordsError, match=message):
+        read(tmp_path, f"{HEAD}x,y,1,1,0,,\n{row}\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is not in the file"),
+        (b"a,b,T\n", "did you mean `T`"),
+        (b"\xff\xfe\n", "is not UTF-8"),
+        (b"a\x00b\n", "pings.csv"),
+    ],
+)
+def test_bad_files(tmp_path: Path, content: bytes, message: str) -> None:
+    file = tmp_path / "pings.csv"
+    file.write_bytes(content)
+    with pytest.raises(RecordsError, match=message):
+        list(read_mapped(file, parse_map("src=a,dst=b,time=t,lost=l"), SECOND))
+    with pytest.raises(RecordsError, match="there is no such file"):
+        list(read_mapped(tmp_path / "none.csv", parse_map("src=a,dst=b,time=t,lost=l"), SECOND))
+
+
+def test_parquet_of_another_system(tmp_path: Path) -> None:
+    table = pa.table(
+        {
+            "from": ["10.0.0.1", "10.0.0.1"],
+            "to": ["10.0.0.2", "10.0.0.2"],
+            "at": pa.array([1_700_000_000_000, 1_700_000_001_000], pa.timestamp("ms", tz="UTC")),
+            "us": [10.0, None],
+        }
+    )
+    parquet.write_table(table, tmp_path / "a.parquet")
+    (r,) = read_mapped(tmp_path / "a.parquet", parse_map("src=from,dst=to,time=at,latency=us"), 5 * SECOND)
+    assert (r.start_ns.tolist(), r.sent.tolist(), r.lost.tolist()) == ([1_700_000_000 * SECOND], [2], [1])
+
+
+CELLS = st.one_of(
+    st.text(max_size=6), st.integers().map(str), st.floats().map(str), st.sampled_from(["", "10.0.0.1", "1e400"])
+)
+
+
+@given(rows=st.lists(st.lists(CELLS, min_size=7, max_size=7), max_size=4))
+@settings(max_examples=300, deadline=None)
+def test_any_cells_are_read_or_refused(rows: list[list[str]], tmp_path_factory: pytest.TempPathFactory) -> None:
+    text = io.StringIO()
+    csv.writer(text).writerows([HEAD.strip().split(","), *rows])
+    file = tmp_path_factory.mktemp("cells") / "pings.csv"
+    file.write_text(text.getvalue(), errors="replace", newline="")
+    try:
+        for r in read_mapped(file, parse_map(MAP), 5 * SECOND):
+            assert (r.lost <= r.sent).all()
+    except RecordsError as error:
+        assert str(error).startswith(str(file))  # noqa: PT017 - some cells fit
+
+
+@given(raw=st.binary(max_size=200))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_are_read_or_refused(raw: bytes, tmp_path_factory: pytest.TempPathFactory) -> None:
+    file = tmp_path_factory.mktemp("bytes") / "pings.csv"
+    file.write_bytes(HEAD.encode() + raw)
+    try:
+        for r in read_mapped(file, parse_map(MAP), 5 * SECOND):
+            assert (r.lost <= r.sent).all()
+    except RecordsError as error:
+        assert str(error).startswith(str(file))  # noqa: PT017 - some bytes are rows
