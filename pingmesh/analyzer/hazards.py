@@ -116,7 +116,7 @@ class Hazards:
     """Scores singles on one table. A *group* is a flow with losses, or equal clean flows of unknown path.
 
     Building it is O(rows x hops) for the sums, and O(p log p) for the p pairs of a group and a single that it may
-    touch. `noise` is the drop rate of an element that is healthy; it is the prior of the background.
+    touch. `noise` is the drop rate up to which an element is healthy, whatever the others do.
     """
 
     def __init__(self, table: Table, components: Components, noise: float, bursts: float) -> None:
@@ -132,6 +132,7 @@ class Hazards:
         hops_of_set = np.bincount(path_set, weights=lengths, minlength=sets) / np.maximum(sizes, 1)
         self.exposure = float(t.sent @ hops_of_set[t.row_set])
         """Packets times elements crossed."""
+        self.noise = noise
         self.prior_exposure = 4 * PRIOR_LOST / max(noise, 1e-7)
         of_path = np.repeat(np.arange(len(lengths)), lengths)
 
@@ -161,7 +162,7 @@ class Hazards:
             lost = np.concatenate((lost, np.zeros(len(keys))))
             flows = np.concatenate((flows, count))
         self.group_set, self.sent_of, self.lost_of, self.flows = group_set, sent, lost, flows
-        self.most = np.minimum(lost, np.maximum(1.0, BACKGROUND_MAX * sent))
+        self.most = np.minimum(lost, np.maximum(1.0, max(BACKGROUND_MAX, 4 * noise) * sent))
         """Losses of a flow of each group that may be the background's."""
         self.lost = float(self.most @ flows)
         # A burst: any number of losses, 1 / (n + 1), less the coefficient that the likelihoods leave out.
@@ -261,6 +262,10 @@ class Hazards:
 
     # ------------------------------------------------------------ scores
 
+    def tolerated(self, given: Given) -> float:
+        """Hazard that a healthy element may have on top of the background."""
+        return max(TOLERATED * given.background, self.noise - given.background)
+
     def pairs_of(self, singles: Ints | None) -> tuple[Ints | slice, Ints, int]:
         """Positions of the pairs of some singles (None: of all), the index into `singles` of each, and how many."""
         if singles is None:
@@ -307,7 +312,7 @@ class Hazards:
             gain = (lost * (log_loss(before + add) - base) - got * hazard[of]) / flows
             return total(flows * self._capped(gain, weight, burst)) - clean * hazard
 
-        tolerated = np.minimum(hazard, TOLERATED * given.background)
+        tolerated = np.minimum(hazard, self.tolerated(given))
         healthy = np.maximum(score(tolerated), 0.0)
         out = score(hazard)
         heavy = np.flatnonzero(self._is_heavy[p])
@@ -345,7 +350,7 @@ class Hazards:
             plain = k[:, None] * (log_loss(before[:, None] + add) - base) - (n - k)[:, None] * add
             return self._capped(plain, weight[:, None], burst[:, None])
 
-        tolerated = TOLERATED * given.background
+        tolerated = self.tolerated(given)
         grid = np.geomspace(min(tolerated, HAZARD_MAX / 4), HAZARD_MAX, 24)
         totals = flows @ gains(grid) - clean * grid
         healthy = max(0.0, float(totals[0]))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pingmesh.analyzer.candidates import Candidate, candidates_of
+from pingmesh.analyzer.components import compile_components
 from pingmesh.analyzer.flows import ACK, FlowBook, Walk
 from pingmesh.analyzer.host_rules import SECOND, HostView, judge_hosts
 from pingmesh.analyzer.hosts import HostBook
@@ -65,10 +66,11 @@ class Judge:
         self._noise = noise
         self._large = large_classes
         self._slow_ns = waits.slow_ns
-        self._candidates = candidates_of(topology)
+        candidates = candidates_of(topology)
+        self._components = compile_components(candidates)
         self._walked: dict[str, int] = {}
         self.elements_of: dict[tuple[str, str], frozenset[str]] = {}
-        for c in self._candidates:
+        for c in candidates:
             key = (c.component, c.type)
             self.elements_of[key] = self.elements_of.get(key, frozenset()) | c.elements
 
@@ -125,7 +127,7 @@ class Judge:
         if not any(lost for _, lost in sums.values()):
             return []
         observations = loss_observations(sums)
-        suspects = [s for s in self._localiser(observations, self._candidates, noise=self._noise) if s.lost >= MIN_LOST]
+        suspects = [s for s in self._localiser(observations, self._components, noise=self._noise) if s.lost >= MIN_LOST]
         for s in suspects:
             crossed = crossings(sums, s.candidate.elements)
             self._put(out, self._verdict(s, crossed, since))
@@ -278,7 +280,7 @@ class Judge:
         if len(slow) < SLOW_FLOWS:
             return
         observations = delay_observations(self._book, timed, threshold)
-        for s in self._localiser(observations, self._candidates, noise=max(self._noise, 0.02)):
+        for s in self._localiser(observations, self._components, noise=max(self._noise, 0.02)):
             if s.candidate.type == "link" and s.rate < 0.5:
                 continue
             c = s.candidate

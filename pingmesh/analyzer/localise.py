@@ -54,7 +54,7 @@ class Localiser(Protocol):
     """What names suspects from observations; suspects come with the highest score first."""
 
     def __call__(
-        self, observations: Sequence[Observation], candidates: Sequence[Candidate], *, noise: float = 1e-4
+        self, observations: Sequence[Observation], components: Components, *, noise: float = 1e-4
     ) -> list[Suspect]:
         """Name the components that explain the losses."""
         ...
@@ -72,7 +72,7 @@ def wilson(lost: float, sent: float) -> tuple[float, float]:
 
 
 def localise(
-    observations: Sequence[Observation], candidates: Sequence[Candidate], *, noise: float = 1e-4
+    observations: Sequence[Observation], components: Components | Sequence[Candidate], *, noise: float = 1e-4
 ) -> list[Suspect]:
     """Name the components that explain the losses, highest score first; none where chance explains them.
 
@@ -86,12 +86,13 @@ def localise(
     >>> [(s.candidate.direction, s.lost) for s in localise(seen, [a_b, tx, rx])]
     [('a->b', 59)]
     """
-    components = compile_components(candidates)
+    if not isinstance(components, Components):
+        components = compile_components(components)
     return localise_table(table_of(observations, dict(components.index)), components, noise=noise)
 
 
 def localise_table(
-    table: Table, components: Components, *, noise: float = 1e-4, threshold: float = THRESHOLD
+    table: Table, components: Components, *, noise: float = 1e-6, threshold: float = THRESHOLD
 ) -> list[Suspect]:
     """`localise` on arrays: O(rows x hops) sums, then about the flows with losses times what they may touch.
 
