@@ -114,6 +114,19 @@ def node_of(settings: AgentSettings, system: str) -> Path | None:
     return discovery.node_of(system)
 
 
+def has_gid(settings: AgentSettings, system: str, gid: str) -> bool:
+    """Whether a system device has a GID now; only for `verbs`."""
+    if settings.transport != "verbs":
+        return False
+    from agent.transport.verbs import discovery
+    from agent.transport.verbs.pyverbs_edge import PyverbsEdge
+
+    try:
+        return discovery.index_of(PyverbsEdge(), system, gid) is not None
+    except OSError:
+        return False
+
+
 def found_devices(netlink: Interfaces, broker: str) -> list[str]:
     """Interfaces with a usable address, but not loopback and not the one on whose subnet the broker is."""
     return [i.name for i in netlink.interfaces() if not i.loopback and _probes_from(netlink, i, broker)]
@@ -128,8 +141,8 @@ def _probes_from(netlink: Interfaces, interface: Interface, broker: str) -> bool
     return bool(prefixes) and not any(management in p.network for p in prefixes)
 
 
-def open_transport(settings: AgentSettings, netlink: Interfaces, entry: str) -> Transport:
-    """A transport on a device, `DEVICE` or `NAME=DEVICE`.
+def open_transport(settings: AgentSettings, netlink: Interfaces, entry: str, earlier: str = "") -> Transport:
+    """A transport on a device, `DEVICE` or `NAME=DEVICE`. With verbs, an `earlier` GID of it goes before all others.
 
     Raises TransportError, OSError; UnknownTransportError, DeviceNameError, and with a forced GID index
     gids.GidIndexError.
@@ -137,7 +150,7 @@ def open_transport(settings: AgentSettings, netlink: Interfaces, entry: str) -> 
     ((name, system),) = named_devices([entry]).items()
     # Imported here: each transport brings imports of its own.
     if settings.transport == "verbs":
-        return _open_verbs(settings, netlink, name, system)
+        return _open_verbs(settings, netlink, name, system, earlier)
     if settings.transport != "soft":
         raise UnknownTransportError(settings.transport)
     from agent.transport.soft import SoftTransport
@@ -148,8 +161,8 @@ def open_transport(settings: AgentSettings, netlink: Interfaces, entry: str) -> 
     return SoftTransport(name, str(prefixes[0].ip), system)
 
 
-def _open_verbs(settings: AgentSettings, netlink: Interfaces, name: str, system: str) -> Transport:
-    from agent.transport.verbs import library
+def _open_verbs(settings: AgentSettings, netlink: Interfaces, name: str, system: str, earlier: str) -> Transport:
+    from agent.transport.verbs import discovery, library
     from agent.transport.verbs.pyverbs_edge import PyverbsEdge
     from agent.transport.verbs.transport import VerbsTransport
 
@@ -162,7 +175,10 @@ def _open_verbs(settings: AgentSettings, netlink: Interfaces, name: str, system:
     def interface_name(index: int) -> str:
         return next((i.name for i in netlink.interfaces() if i.index == index), "") or interface_of(settings, system)
 
-    return VerbsTransport(name, system, edge, interface_name, gid_rule(settings))
+    rule = gid_rule(settings)
+    if earlier and rule.index is None:
+        rule.index = discovery.index_of(edge, system, earlier)
+    return VerbsTransport(name, system, edge, interface_name, rule)
 
 
 class Opener:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Literal
 
 from agent import icmp
-from agent.devices import Opener, find_devices, interface_of, named_devices, node_of, open_transport
+from agent.devices import Opener, find_devices, has_gid, interface_of, named_devices, node_of, open_transport
 from agent.engine import Engine, TracedFlow
 from agent.health import HealthMonitor
 from agent.inbox import Inbox
@@ -90,9 +90,14 @@ class Agent:
         self.links = LinkWatcher(netlink, system, self._link_changed, lambda d: interface_of(settings.agent, system[d]))
         self._netlink = netlink
         self._opener = Opener(
-            list(system), lambda device: open_transport(settings.agent, netlink, f"{device}={system[device]}")
+            list(system),
+            lambda device: open_transport(
+                settings.agent, netlink, f"{device}={system[device]}", self._gids.get(device, "")
+            ),
         )
         self._system = system
+        self._gids: dict[str, str] = {}
+        """Under which each RNIC was known first; while that is away, another is a makeshift."""
         self._open: dict[str, tuple[Transport, int]] = {}
         self._nodes: dict[str, Path | None] = {}
         self._opened_at: dict[str, float] = {}
@@ -286,6 +291,7 @@ class Agent:
         interface = self._netlink.interface(transport.interface)
         self._open[device] = (transport, interface.index if interface is not None else 0)
         self._opened_at[device] = asyncio.get_running_loop().time()
+        self._gids.setdefault(device, transport.gid)
         self._nodes[device] = node_of(self._settings.agent, self._system[device])
         transport.watch(lambda reason: self._trouble(transport, reason))
         self.engine.set_link(device, self.links.up(device))
@@ -345,6 +351,9 @@ class Agent:
         """Whether what we opened of this device is of no more use; addresses that are gone may come back."""
         node = self._nodes[transport.device]
         if node is not None and not node.exists():
+            return True
+        first = self._gids[transport.device]
+        if transport.gid != first and has_gid(self._settings.agent, self._system[transport.device], first):
             return True
         interface = self._netlink.interface(transport.interface)
         if interface is None:

@@ -45,15 +45,18 @@ class Machine:
         self.opened: list[Opened] = []
         self.refusal: OSError | None = None
         self.node: Path | None = None
+        self.table = ["::ffff:10.0.0.1"]
         monkeypatch.setattr(service, "open_transport", self._open)
         monkeypatch.setattr(service, "node_of", lambda *_: self.node)
+        monkeypatch.setattr(service, "has_gid", lambda _, system, gid: gid in self.table)
         settings = Settings(agent=AgentSettings(host="h", devices=["rnic1"]))
         self.agent = service.Agent(settings, ["rnic1"], ScriptedNetlink())  # type: ignore[arg-type]
 
-    def _open(self, *_: object) -> Opened:
+    def _open(self, _: object, __: object, entry: str, earlier: str) -> Opened:
         if self.refusal is not None:
             raise self.refusal
         self.opened.append(Opened(Fabric()))
+        self.opened[-1].gid = earlier if earlier in self.table else self.table[0]
         return self.opened[-1]
 
     def epoch(self) -> int:
@@ -153,3 +156,22 @@ async def test_a_device_whose_node_is_gone_is_let_go(machine: Machine, tmp_path:
     agent._look_at_devices()
     assert machine.opened[1].closed
     assert agent._opener.missing == ["rnic1"]
+
+
+@pytest.mark.usefixtures("long_ago")
+async def test_the_first_gid_is_taken_up_again_when_it_is_back(machine: Machine) -> None:
+    """While a port flaps, an address may be away for a moment, and another is there."""
+    agent = machine.agent
+    first, other = machine.table[0], "::ffff:10.9.9.9"
+    machine.table = [other]
+    machine.opened[0].tell(f"its GID {first} is gone")
+    agent._look_at_devices()
+    assert machine.opened[1].gid == other
+    agent._look_at_devices()
+    assert not machine.opened[1].closed
+    machine.table = [other, first]
+    agent._look_at_devices()
+    assert machine.opened[1].closed
+    assert machine.opened[2].gid == first
+    agent._look_at_devices()
+    assert len(machine.opened) == 3

@@ -152,6 +152,15 @@ def test_seconds_and_nanoseconds_are_told_from_ticks() -> None:
     assert ticks.ns((5 << 32) + 100) - ticks.ns(5 << 32) == 100
 
 
+def test_where_a_gid_is_now() -> None:
+    table = [Gid(1, "::ffff:10.0.0.1", False), v2(4, "::ffff:10.0.0.1"), v2(6, "fd00::1")]
+    edge = FakeEdge(mlx5_0=Script(table=table), mlx5_1=Script(table=table, active=False))
+    assert discovery.index_of(edge, "mlx5_0", "::ffff:10.0.0.1") == 4
+    assert discovery.index_of(edge, "mlx5_0", "::ffff:10.0.0.2") is None
+    assert discovery.index_of(edge, "mlx5_1", "::ffff:10.0.0.1") is None
+    assert all(device.closed == 1 for device in edge.opened)
+
+
 def test_the_node_of_a_device(tmp_path: Path) -> None:
     for number, device in enumerate(("mlx5_1", "mlx5_0")):
         (tmp_path / f"uverbs{number}").mkdir()

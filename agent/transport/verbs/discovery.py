@@ -122,6 +122,17 @@ def _address(edge: VerbsEdge, name: str, rule: Rule) -> str:
         device.close()
 
 
+def index_of(edge: VerbsEdge, name: str, gid: str) -> int | None:
+    """Where the table of a device's active port has a RoCE v2 GID now; None where it has it not. Raises OSError."""
+    device = edge.open(name)
+    try:
+        port = _active_port(device)
+        table = device.gids(port.number) if port is not None else []
+        return next((e.index for e in table if e.v2 and e.gid == gid), None)
+    finally:
+        device.close()
+
+
 def _active_port(device: Device) -> Port | None:
     ports = (device.port(n) for n in range(1, device.capabilities().ports + 1))
     return next((p for p in ports if p.ethernet and p.active), None)
