@@ -105,18 +105,8 @@ class _Answer:
 
     def stamped(self, ns: int) -> None:
         """ACK1 left: so may ACK2."""
-        if not ns:
-            return
-        responder, row = self._responder, self._row
-        probe.answer_again(self._ack, ns - self._rx_ns)
-        try:
-            responder.transport.send(self._target, self._sport, self._dscp, self._ack, probe.SIZE, False)
-        except OSError:
-            responder.send_errors += 1
-            return
-        row.ack2 += 1
-        if not row.dirty:
-            responder.touch(row)
+        if ns:
+            self._responder.second(self._target, self._row, self._sport, self._dscp, self._ack, ns - self._rx_ns)
 
 
 class Responder:
@@ -178,11 +168,22 @@ class Responder:
             self.send_errors += 1
             return
         row.ack1 += 1
-        answer = _Answer(self, target, row, sport, header.dscp, ack, rx_ns)
         if tx_ns:
-            answer.stamped(tx_ns)
+            self.second(target, row, sport, header.dscp, ack, tx_ns - rx_ns)
         else:
-            transport.await_stamp(answer)
+            transport.await_stamp(_Answer(self, target, row, sport, header.dscp, ack, rx_ns))
+
+    def second(self, target: Target, row: ResponderRow, sport: int, dscp: int, ack: bytearray, delay: int) -> None:
+        """Turn the ACK1 into ACK2 and send it. `delay`: how long ACK1 took to leave, in ns."""
+        probe.answer_again(ack, delay)
+        try:
+            self.transport.send(target, sport, dscp, ack, probe.SIZE, False)
+        except OSError:
+            self.send_errors += 1
+            return
+        row.ack2 += 1
+        if not row.dirty:
+            self.touch(row)
 
     def touch(self, row: ResponderRow) -> None:
         """The row has something to report."""

@@ -228,7 +228,7 @@ def test_work_requests_are_made_once_and_everything_is_closed_once(pyverbs: Pyve
     target = t.target("10.0.1.2", 99, 1)
     for _ in range(3):
         for _ in range(100):
-            t._lanes[0]._done = t._lanes[0]._posted  # everything has left
+            t._lanes[0].busy = [False] * len(t._lanes[0].busy)  # everything has left
             t.send(target, 0xC123, 26, bytes(64), 64, True)
     made = len(pyverbs.of("SendWR"))
     assert made <= t._layout.entries

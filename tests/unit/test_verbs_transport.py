@@ -210,16 +210,16 @@ async def test_ipv6_is_read_from_the_whole_header(benches: list[Bench]) -> None:
 
 
 async def test_a_long_burst_of_sends_waits_for_no_completion_it_has_not_asked_for(bench: Bench) -> None:
-    for _ in range(10 * lanes.SMALL_SLOTS):
+    for _ in range(10 * lanes.BLOCK * lanes.ONLY_BLOCKS):
         bench.send()
-    assert len(bench.pairs[0].sent) == 10 * lanes.SMALL_SLOTS
+    assert len(bench.pairs[0].sent) == 10 * lanes.BLOCK * lanes.ONLY_BLOCKS
     for _ in range(10):
         bench.send(size=4096)
 
 
 async def test_a_full_queue_refuses_and_overwrites_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bench.device.queue, "put", lambda entry: None)
-    for _ in range(lanes.SENDS - lanes.SIGNAL_EVERY):
+    for _ in range(lanes.BLOCK * lanes.ONLY_BLOCKS):
         bench.send()
     with pytest.raises(OSError, match="send queue is full") as caught:
         bench.send()

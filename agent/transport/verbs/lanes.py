@@ -10,11 +10,11 @@ from agent.transport.verbs.edge import GRH, Device, Handle, Pair, Shape
 
 SMALL = 128
 """Payloads up to so many bytes use the ring of small slots."""
-SMALL_SLOTS = 128
+BLOCK = 16
+"""Without device stamps nobody waits for a send's completion but the ring, which is told of the last of each block."""
+ONLY_BLOCKS, EACH_BLOCKS = 8, 2
+"""Blocks in the ring of an RNIC's only lane, and in those of each of several."""
 LARGE_SLOTS = 2
-SENDS = SMALL_SLOTS + LARGE_SLOTS
-SIGNAL_EVERY = 16
-"""Without device stamps nobody waits for a send's completion but the ring, which is told of every 16th."""
 FIRST_RECEIVES, OTHER_RECEIVES = 64, 32
 RECEIVE_BIT = 1 << 23
 LANE_SHIFT, SLOT_MASK = 16, 0xFFFF
@@ -29,6 +29,8 @@ class Layout:
 
     def __init__(self, lanes: int, mtu: int) -> None:
         self.mtu = mtu
+        self.small_slots = BLOCK * (ONLY_BLOCKS if lanes == 1 else EACH_BLOCKS)
+        self.sends = self.small_slots + LARGE_SLOTS
         self.receive_sizes = [GRH + mtu, *[GRH + SMALL] * (lanes - 1)]
         self.receives = [FIRST_RECEIVES, *[OTHER_RECEIVES] * (lanes - 1)]
         self.receive_at: list[int] = []
@@ -38,14 +40,37 @@ class Layout:
             self.receive_at.append(at)
             at += size * slots
             self.send_at.append(at)
-            at += SMALL_SLOTS * SMALL + LARGE_SLOTS * mtu
+            at += self.small_slots * SMALL + LARGE_SLOTS * mtu
         self.size = (at + 4095) & ~4095
-        self.entries = sum(self.receives) + lanes * SENDS
+        self.entries = sum(self.receives) + lanes * self.sends
         """Completions that may be waiting at once."""
 
 
 class Lane:
-    """One queue pair. All its receive slots are posted from the start."""
+    """One queue pair. All its receive slots are posted from the start.
+
+    The ring of small packets is used block by block: a block is taken when its first slot is, and free again when its
+    last slot's completion came. The slots of large packets are blocks of their own.
+    """
+
+    __slots__ = (
+        "_large_at",
+        "_mtu",
+        "_slots",
+        "_stamped",
+        "busy",
+        "large",
+        "memory",
+        "missing",
+        "pair",
+        "qpn",
+        "receive_at",
+        "receive_size",
+        "small",
+        "small_at",
+        "sport",
+        "waiting",
+    )
 
     def __init__(
         self, device: Device, layout: Layout, number: int, generation: int, port: int, qkey: int, stamped: bool
@@ -54,16 +79,16 @@ class Lane:
         self.receive_at = layout.receive_at[number]
         self.receive_size = layout.receive_sizes[number]
         self.sport = 0
-        self.waiting: list[Stamped | None] = [None] * SENDS if stamped else []
-        self._send_at = layout.send_at[number]
-        self._large_at = self._send_at + SMALL_SLOTS * SMALL
+        self.waiting: list[Stamped | None] = [None] * layout.sends if stamped else []
+        self.small_at = layout.send_at[number]
+        self.small = self.large = 0
+        """The next slot of either ring."""
+        self.busy = [False] * (layout.small_slots // BLOCK + LARGE_SLOTS)
+        """By block: whether it is taken."""
+        self._slots = layout.small_slots
+        self._large_at = self.small_at + layout.small_slots * SMALL
         self._mtu = layout.mtu
         self._stamped = stamped
-        self._posted = 0
-        self._done = 0
-        self._last = [0] * SENDS
-        """Position in the send queue that each slot was posted at last, counting from 1."""
-        self._small = self._large = 0
         own = generation << GENERATION_SHIFT | number << LANE_SHIFT
         shape = Shape(
             port,
@@ -72,7 +97,7 @@ class Lane:
             self.receive_size,
             layout.receives[number],
             own | RECEIVE_BIT,
-            SENDS,
+            layout.sends,
             own,
         )
         self.pair: Pair = device.make_pair(shape)
@@ -89,39 +114,45 @@ class Lane:
 
     @property
     def full(self) -> bool:
-        """Whether the next small packet would overwrite one that has not left."""
-        return self._last[self._small] > self._done or self._posted - self._done >= SENDS - SIGNAL_EVERY
+        """Whether the next small packet would begin a block that is taken."""
+        return not self.small % BLOCK and self.busy[self.small // BLOCK]
 
     @property
     def large_full(self) -> bool:
         """As `full`, for the next large packet."""
-        return self._last[SMALL_SLOTS + self._large] > self._done or self._posted - self._done >= SENDS
+        return self.busy[self._slots // BLOCK + self.large]
 
     def send(self, payload: bytes | bytearray, size: int, handle: Handle, qpn: int, qkey: int) -> int:
-        """Post a packet whose ring is not full; returns its slot. Raises OSError."""
-        if size <= SMALL:
-            slot = self._small
-            at = self._send_at + slot * SMALL
-            signaled = self._stamped or slot % SIGNAL_EVERY == SIGNAL_EVERY - 1
-            self._small = (slot + 1) % SMALL_SLOTS
-        else:
-            if size > self._mtu:
-                raise OSError(errno.EMSGSIZE, f"{size} bytes do not fit into the MTU of {self._mtu}")
-            slot = SMALL_SLOTS + self._large
-            at = self._large_at + self._large * self._mtu
-            signaled = True
-            self._large = (self._large + 1) % LARGE_SLOTS
+        """Post a small packet whose ring is not full; returns its slot. Raises OSError."""
+        slot = self.small
+        at = self.small_at + slot * SMALL
+        place = slot % BLOCK
         # Every payload of one size is equally long: the padding stays zero.
         self.memory[at : at + len(payload)] = payload
-        self.pair.post_send(slot, at, size, signaled, handle, qpn, qkey)
-        self._posted += 1
-        self._last[slot] = self._posted
+        self.pair.post_send(slot, at, size, self._stamped or place == BLOCK - 1, handle, qpn, qkey)
+        if not place:
+            self.busy[slot // BLOCK] = True
+        self.small = slot + 1 if slot + 1 < self._slots else 0
+        return slot
+
+    def send_large(self, payload: bytes | bytearray, size: int, handle: Handle, qpn: int, qkey: int) -> int:
+        """As `send`, for a packet of more than SMALL bytes."""
+        if size > self._mtu:
+            raise OSError(errno.EMSGSIZE, f"{size} bytes do not fit into the MTU of {self._mtu}")
+        slot = self._slots + self.large
+        at = self._large_at + self.large * self._mtu
+        self.memory[at : at + len(payload)] = payload
+        self.pair.post_send(slot, at, size, True, handle, qpn, qkey)
+        self.busy[self._slots // BLOCK + self.large] = True
+        self.large = (self.large + 1) % LARGE_SLOTS
         return slot
 
     def completed(self, slot: int) -> None:
         """A send completed, and with it all before it."""
-        if self._last[slot] > self._done:
-            self._done = self._last[slot]
+        if slot >= self._slots:
+            self.busy[self._slots // BLOCK + slot - self._slots] = False
+        elif slot % BLOCK == BLOCK - 1:
+            self.busy[slot // BLOCK] = False
 
     def give_up(self) -> None:
         """No more stamps will come."""

@@ -22,6 +22,8 @@ from agent.transport.verbs.edge import Capabilities, Completion, Gid, Handle, Ha
 
 _SIZES_KEPT = 8
 """Work requests of this many sizes are kept for each send slot."""
+_EVENTS_KEPT = 1024
+"""So many notifications are acknowledged at once: it takes a lock each time."""
 _SEND_SIGNALED = 2
 _HOP_LIMIT = 64
 _MANY_GIDS = 1024
@@ -246,6 +248,7 @@ class PlainQueue:
         self._channel = channel
         self.fd = fd
         self._error = library.load("pyverbs_error").PyverbsError
+        self._events = 0
 
     def poll(self, limit: int) -> Sequence[Completion]:
         """Take up to `limit` entries."""
@@ -253,9 +256,16 @@ class PlainQueue:
 
     def rearm(self) -> None:
         """Take the notification that made `fd` readable and ask for the next. Poll afterwards."""
-        with contextlib.suppress(self._error):
+        try:
             self._channel.get_cq_event(self._queue)
-            self._queue.ack_events(1)
+        except self._error:
+            pass
+        else:
+            # The queue counts them, and acknowledges the rest when it is closed.
+            self._events += 1
+            if self._events == _EVENTS_KEPT:
+                self._queue.ack_events(self._events)
+                self._events = 0
         self._queue.req_notify()
 
 

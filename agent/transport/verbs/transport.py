@@ -20,6 +20,7 @@ from agent.transport.verbs import bonds, clocks, gids, labels
 from agent.transport.verbs.edge import GRH, Completion, Device, Gid, Handle, Happening, VerbsEdge
 from agent.transport.verbs.handles import HandleBook, Route
 from agent.transport.verbs.lanes import (
+    BLOCK,
     GENERATION_SHIFT,
     LANE_SHIFT,
     RECEIVE_BIT,
@@ -109,6 +110,9 @@ class VerbsTransport:
         self._backlog: list[Completion] = []
         self._targets: dict[tuple[str, int, int], VerbsTarget] = {}
         self._sources: dict[bytes, str] = {}
+        """By the two addresses in a packet's header: who sent it."""
+        self._receivers: dict[int, Lane] = {}
+        """By the upper bits of a receive's `wr_id`."""
         self._choice: dict[int, tuple[Lane, int]] = {}
         self._last: tuple[Lane, int] | None = None
         self._generation = 0
@@ -197,6 +201,7 @@ class VerbsTransport:
         """New queue pairs under a new Q_Key; what still arrives for the old ones is dropped by the device."""
         self._generation = (self._generation + 1) & 0xFF
         old, self._lanes = self._lanes, []
+        self._receivers.clear()
         for lane in old:
             lane.give_up()
             lane.pair.close()
@@ -216,6 +221,9 @@ class VerbsTransport:
             if self.provider is labels.Provider.QPN:
                 lane.sport = labels.port_of_qpn(lane.qpn)
             self._lanes.append(lane)
+            self._receivers[
+                (self._generation << GENERATION_SHIFT | number << LANE_SHIFT | RECEIVE_BIT) >> LANE_SHIFT
+            ] = lane
         self.qpn = self._lanes[0].qpn
         if self.members > 1:
             self.legs = bonds.spread(self._lanes)
@@ -375,14 +383,17 @@ class VerbsTransport:
         handle = route.handles.get(label << 6 | dscp)
         if handle is None or now >= route.check_ns:
             handle = self._book.handle(route, label, dscp, now)
-        if lane.full or (size > SMALL and lane.large_full):
-            self._reap()
-            if lane.full or (size > SMALL and lane.large_full):
-                raise OSError(errno.ENOBUFS, f"{self.system}: the send queue is full")
         try:
-            slot = lane.send(payload, size, handle, target.qpn, target.qkey)
+            if size <= SMALL:
+                if lane.small % BLOCK == 0 and lane.full:
+                    self._make_room(lane, False)
+                slot = lane.send(payload, size, handle, target.qpn, target.qkey)
+            else:
+                if lane.large_full:
+                    self._make_room(lane, True)
+                slot = lane.send_large(payload, size, handle, target.qpn, target.qkey)
         except OSError as error:
-            if error.errno not in (errno.EMSGSIZE, errno.ENOMEM):
+            if error.errno not in (errno.EMSGSIZE, errno.ENOMEM, errno.ENOBUFS):
                 self._trouble(str(error))
             raise
         if self._stamps is None:
@@ -429,13 +440,15 @@ class VerbsTransport:
         """Without device stamps nobody knows how long a packet waited; with them the clocks differ: 0."""
         return 0
 
-    def _reap(self) -> None:
-        """Make room in the send queues while packets are being received: those wait for their turn."""
+    def _make_room(self, lane: Lane, large: bool) -> None:
+        """See what has left meanwhile; packets that came are left for their turn. Raises OSError if nothing has."""
         for completion in self._queue.poll(BATCH * ROUNDS):
             if completion.wr_id & RECEIVE_BIT:
                 self._backlog.append(completion)
             else:
-                self._completed(completion)
+                self._completed(completion, completion.wr_id)
+        if lane.large_full if large else lane.full:
+            raise OSError(errno.ENOBUFS, f"{self.system}: the send queue is full")
 
     def _drain(self) -> int:
         """Take what completed; returns how many."""
@@ -452,17 +465,20 @@ class VerbsTransport:
             now = self._now()
             total += len(found)
             for completion in found:
-                if completion.wr_id & RECEIVE_BIT:
-                    self._received(completion, now)
+                wr_id = completion.wr_id
+                if wr_id & RECEIVE_BIT:
+                    self._received(completion, wr_id, now)
                 else:
-                    self._completed(completion)
+                    self._completed(completion, wr_id)
+            if len(found) < BATCH and not self._backlog:
+                # It was empty then, and whatever came later is told.
+                return total
         if self._loop is not None and self._queue.fd >= 0:
             self._loop.call_soon(self._drain)
         return total
 
-    def _completed(self, completion: Completion) -> None:
+    def _completed(self, completion: Completion, wr_id: int) -> None:
         """A send left, or failed."""
-        wr_id = completion.wr_id
         if wr_id >> GENERATION_SHIFT != self._generation:
             return
         lane, slot = self._lanes[wr_id >> LANE_SHIFT & 0x7F], wr_id & SLOT_MASK
@@ -475,12 +491,12 @@ class VerbsTransport:
                 lane.waiting[slot] = None
                 waiter.stamped(self._stamps.ns(completion.stamp) if not completion.status else 0)  # type: ignore[attr-defined]
 
-    def _received(self, completion: Completion, now: int) -> None:
+    def _received(self, completion: Completion, wr_id: int, now: int) -> None:
         """Deliver a packet and give its buffer back, whatever it holds."""
-        wr_id = completion.wr_id
-        if wr_id >> GENERATION_SHIFT != self._generation:
-            return
-        lane, slot = self._lanes[wr_id >> LANE_SHIFT & 0x7F], wr_id & SLOT_MASK
+        lane = self._receivers.get(wr_id >> LANE_SHIFT)
+        if lane is None:
+            return  # of a queue pair that was renewed
+        slot = wr_id & SLOT_MASK
         lane.missing += 1
         if completion.status:
             self._trouble(f"a receive failed with status {completion.status}")
@@ -489,7 +505,20 @@ class VerbsTransport:
             now = self._stamps.ns(completion.stamp)  # type: ignore[attr-defined]
         try:
             at = lane.receive_at + slot * lane.receive_size
-            self._deliver(lane.memory, at, completion.byte_len, completion.src_qp, now)
+            length = completion.byte_len
+            # Of an IPv4 packet only bytes 20..39 were written, by its header; those before hold what there was.
+            if self._version == 4:
+                head = bytes(lane.memory[at + 20 : at + GRH])
+                traffic_class, ttl, ends = head[1], head[8], head[12:]
+            else:
+                head = bytes(lane.memory[at : at + GRH])
+                traffic_class, ttl, ends = (head[0] << 4 | head[1] >> 4) & 0xFF, head[7], head[8:]
+            source = self._sources.get(ends) or self._source(ends)
+            if source is None or head[0] >> 4 != self._version or length <= GRH:
+                self.bad_frames += 1
+            elif self._receive is not None:
+                payload = lane.memory[at + GRH : at + length]
+                self._receive(payload, source, completion.src_qp, 0, traffic_class >> 2, ttl, now)
         except Exception:
             # The rest of the batch must not suffer: what is not given back is lost to the ring for good.
             log.exception("a packet could not be handled", extra={"device": self.device})
@@ -498,22 +527,12 @@ class VerbsTransport:
         except OSError as error:
             self._trouble(str(error))
 
-    def _deliver(self, memory: memoryview, at: int, length: int, qpn: int, ns: int) -> None:
-        if self._version == 4:
-            # Only bytes 20..39 were written, by the packet's IPv4 header; those before hold what there was.
-            traffic_class, ttl, source = memory[at + 21], memory[at + 28], bytes(memory[at + 32 : at + 36])
-            fits = memory[at + 20] >> 4 == 4 and memory[at + 36 : at + 40] == self._own
-        else:
-            traffic_class = (memory[at] << 4 | memory[at + 1] >> 4) & 0xFF
-            ttl, source = memory[at + 7], bytes(memory[at + 8 : at + 24])
-            fits = memory[at] >> 4 == 6 and memory[at + 24 : at + 40] == self._own
-        if not fits or length <= GRH:
-            self.bad_frames += 1
-            return
-        text = self._sources.get(source)
-        if text is None:
-            if len(self._sources) >= _CACHED:
-                self._sources.clear()
-            text = self._sources[source] = str(ipaddress.ip_address(source))
-        if self._receive is not None:
-            self._receive(memory[at + GRH : at + length], text, qpn, 0, traffic_class >> 2, ttl, ns)
+    def _source(self, ends: bytes) -> str | None:
+        """Who sent a packet with these addresses, its own and ours, in its header; None if it was not for us."""
+        middle = len(ends) // 2
+        if ends[middle:] != self._own:
+            return None
+        if len(self._sources) >= _CACHED:
+            self._sources.clear()
+        source = self._sources[ends] = str(ipaddress.ip_address(ends[:middle]))
+        return source
