@@ -52,9 +52,11 @@ class Lossy:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The likeliest hazard of a single, and its log likelihood ratio (nats) against innocence."""
+    """The likeliest hazard of a single, with log likelihood ratios (nats) against no hazard of its own at all."""
 
-    score: float
+    gain: float
+    healthy: float
+    """That of the hazard that a healthy element may have; >= 0."""
     lossy: Lossy
 
 
@@ -359,7 +361,7 @@ class Hazards:
             grid = np.geomspace(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], 7)
             totals = flows @ gains(grid) - clean * grid
             best = int(np.argmax(totals))
-        lossy, score = Lossy(single, float(grid[best])), float(totals[best]) - healthy
+        lossy, gain = Lossy(single, float(grid[best])), float(totals[best])
         if shares and bool(np.any(k > HEAVY * n)):
             hit = gains(SHARE_HAZARDS)
             spared = float(self.clean_flows[single])
@@ -369,10 +371,10 @@ class Hazards:
                 share = np.clip(flows @ (1 / (1 + np.exp(-odds))) / (flows.sum() + spared), 1e-6, 1 - 1e-6)
             totals = flows @ np.logaddexp(np.log1p(-share), np.log(share) + hit) + spared * np.log1p(-share)
             best = int(np.argmax(totals))
-            if float(totals[best]) - healthy - SHARE_COST > score:
-                score = float(totals[best]) - healthy - SHARE_COST
+            if float(totals[best]) - SHARE_COST > gain:
+                gain = float(totals[best]) - SHARE_COST
                 lossy = Lossy(single, float(SHARE_HAZARDS[best]), float(share[best]))
-        return Fit(score, lossy)
+        return Fit(gain, healthy, lossy)
 
     @property
     def clean_flows(self) -> Floats:

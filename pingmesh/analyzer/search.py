@@ -92,7 +92,10 @@ class Search:
             fit = self.hazards.fit(given, s, shares=not self.is_group[s])
             group, lost = self.hazards.attributed(given, fit.lossy)
             own = lost @ given.sparse[group]
-            score = fit.score + float(relief(own, self.left) if new else -burden(own, self.left))
+            if new:
+                score = fit.gain - fit.healthy + float(relief(own, self.left))
+            else:  # a healthy element, or a background that is higher than we think, whichever is likelier
+                score = fit.gain - max(fit.healthy, float(burden(own, self.left)))
             parts.append(fit.lossy)
             total, least = total + score, min(least, score)
         cost = float(self.costs[singles[0]])
