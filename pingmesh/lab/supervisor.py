@@ -36,7 +36,7 @@ from topology import files
 log = logging.getLogger(__name__)
 
 BROKER_PORT = 1883
-START_PATIENCE_S = 60.0
+START_PATIENCE_S = 180.0
 CLASSES = "[{name: cnp, dscp: 48, size: 0, share: 0.25}]"
 AGENT_PACE_S = 0.1
 """Between the starts of two agents: their imports must not starve those that already probe."""
