@@ -95,6 +95,7 @@ class AgentSettings(Section, frozen=True):
     spool_reports: Count = 720
     """Reports kept while the broker is away (720 = one hour)."""
     timeout_ms: Count = 500
+    """Probes without an answer count as lost then; the analyzer reads it too, and waits accordingly."""
     overdue_ms: Count = 100
 
 
