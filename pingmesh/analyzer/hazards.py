@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pingmesh.analyzer.components import Components
-from pingmesh.analyzer.table import Bools, Floats, Ints, Table, expand
+from pingmesh.analyzer.table import Bools, Floats, Ints, Table, expand, pointer
 
 HAZARD_MAX = -math.log(1e-4)
 OUTLIER = 0.05
@@ -156,7 +156,7 @@ class Hazards:
         self.has_hidden = bool(len(hidden)) or bool(np.any(sizes[group_set] > 1))
         self.group_row = rows
         if len(hidden):
-            size = np.round(3 * np.log2(np.maximum(t.sent[hidden], 1))).astype(np.int64)
+            size = np.round(2 * np.log2(np.maximum(t.sent[hidden], 1))).astype(np.int64)
             keys, where = np.unique(t.row_set[hidden] * 256 + size, return_inverse=True)
             count = np.bincount(where).astype(np.float64)
             group_set = np.concatenate((group_set, keys // 256))
@@ -178,7 +178,7 @@ class Hazards:
         paths, self.row_group = expand(t.set_ptr, self.group_set)
         groups, rows = len(self.group_set), len(paths)
         self.row_hops = lengths[paths].astype(np.float64)
-        self.row_start = np.searchsorted(self.row_group, np.arange(groups))
+        self.row_ptr = np.searchsorted(self.row_group, np.arange(groups + 1))
         positions, row = expand(t.path_ptr, paths)
         element = t.path_elements[positions]
         if t.elements > len(c.index):
@@ -191,15 +191,15 @@ class Hazards:
             pair_key = single * max(groups, 1) + self.row_group[self.triple_row]
             first = np.ones(len(keys), bool)
             first[1:] = pair_key[1:] != pair_key[:-1]
-            self.pair_start = np.flatnonzero(first)
-            self.pair_single, self.pair_group = np.divmod(pair_key[self.pair_start], max(groups, 1))
-            counts = np.diff(np.append(self.pair_start, len(keys)))
-            self.times = (
-                np.add.reduceat(self.triple_times, self.pair_start) / counts if len(keys) else self.triple_times
-            )
+            starts = np.flatnonzero(first)
+            self.triple_ptr = np.append(starts, len(keys))
+            self.pair_single, self.pair_group = np.divmod(pair_key[starts], max(groups, 1))
+            self.times = np.add.reduceat(self.triple_times, starts) / np.diff(self.triple_ptr)
         else:
             self.pair_single, self.pair_group, self.times = single, self.row_group[self.triple_row], self.triple_times
         self.pair_ptr = np.searchsorted(self.pair_single, np.arange(self.number + 1))
+        self.group_pairs = np.argsort(self.pair_group, kind="stable")
+        self.group_ptr = pointer(np.bincount(self.pair_group, minlength=groups))
         g = self.pair_group
         self._lost = self.lost_of[g] * self.flows[g]
         self._is_heavy = (self.lost_of > HEAVY * self.sent_of)[g]
@@ -231,31 +231,61 @@ class Hazards:
                 add = add / (1 + np.exp(-np.clip(odds, -50, 50)))
             hazard[rows] += add
             crossing[self.row_group[rows]] = True
-        n, k = self.sent_of[self.row_group], self.lost_of[self.row_group]
-        likelihood = k * log_loss(np.maximum(hazard, 1e-12)) - (n - k) * hazard
-        if self.has_hidden:
-            alternatives = np.diff(np.append(self.row_start, len(self.row_group)))
-            most = np.maximum.reduceat(likelihood, self.row_start)
-            posterior = np.exp(likelihood - most[self.row_group])
-            mass = np.bincount(self.row_group, weights=posterior)
-            posterior /= mass[self.row_group]
-            total = np.log(mass) + most
-            weight = np.add.reduceat(posterior[self.triple_row], self.pair_start)
-            mean = np.add.reduceat((posterior * hazard)[self.triple_row], self.pair_start)
-            of_pair = mean / np.maximum(weight, 1e-300)
-            weight = np.minimum(weight, 1.0)
-            of_group = total - np.log(alternatives)
-        else:
-            weight, of_pair, of_group = np.ones(len(self.pair_group)), hazard[self.triple_row], likelihood
-        share = np.where(crossing, OUTLIER, self.bursts)
-        burst = np.log(share) - np.log1p(-share) + self._any - of_group
-        sparse = self.most / np.maximum(self.lost_of, 1) / (1 + np.exp(np.clip(burst, -50, 50)))
+        if not lossy:
+            everything = slice(None)
+            weight, of_pair, of_group = self._paths(hazard, everything, everything)
+            burst = self._burst(of_group, everything, self.bursts)
+            return Given((), weight, of_pair, burst, self._sparse(burst, everything), background)
+        # Groups that cross none of the lossy singles are as they were.
+        base, groups = self.given((), background), np.flatnonzero(crossing)
+        positions, _ = expand(self.group_ptr, groups)
+        pairs = self.group_pairs[positions]
+        weight, of_pair, burst, sparse = (a.copy() for a in (base.weight, base.hazard, base.burst, base.sparse))
+        weight[pairs], of_pair[pairs], of_group = self._paths(hazard, groups, pairs)
+        burst[groups] = self._burst(of_group, groups, OUTLIER)
+        sparse[groups] = self._sparse(burst[groups], groups)
         return Given(tuple(lossy), weight, of_pair, burst, sparse, background)
+
+    def _paths(self, hazard: Floats, groups: Ints | slice, pairs: Ints | slice) -> tuple[Floats, Floats, Floats]:
+        """Of pairs: probability that the path touches the single, and its hazard then; of groups: log likelihood."""
+        if not self.has_hidden:
+            n, k, h = self.sent_of[groups], self.lost_of[groups], hazard[groups]
+            of_group = k * log_loss(np.maximum(h, 1e-12)) - (n - k) * h
+            of_pair = hazard[self.triple_row[pairs]]
+            return np.ones(len(of_pair)), of_pair, of_group
+        if isinstance(groups, slice) or isinstance(pairs, slice):
+            rows: Ints | slice = slice(None)
+            triples: Ints | slice = slice(None)
+            sizes, lengths = np.diff(self.row_ptr), np.diff(self.triple_ptr)
+        else:
+            rows, triples = expand(self.row_ptr, groups)[0], expand(self.triple_ptr, pairs)[0]
+            sizes, lengths = np.diff(self.row_ptr)[groups], np.diff(self.triple_ptr)[pairs]
+        starts, of = np.cumsum(sizes) - sizes, np.repeat(np.arange(len(sizes)), sizes)
+        group, h = self.row_group[rows], hazard[rows]
+        n, k = self.sent_of[group], self.lost_of[group]
+        likelihood = k * log_loss(np.maximum(h, 1e-12)) - (n - k) * h
+        most = np.maximum.reduceat(likelihood, starts)
+        posterior = np.exp(likelihood - most[of])
+        mass = np.bincount(of, weights=posterior)
+        of_row = np.zeros(len(self.row_group))
+        of_row[rows] = posterior / mass[of]
+        starts = np.cumsum(lengths) - lengths
+        at = self.triple_row[triples]
+        weight = np.add.reduceat(of_row[at], starts)
+        mean = np.add.reduceat((of_row * hazard)[at], starts)
+        return np.minimum(weight, 1.0), mean / np.maximum(weight, 1e-300), np.log(mass / sizes) + most
+
+    def _burst(self, of_group: Floats, groups: Ints | slice, share: float) -> Floats:
+        return math.log(share) - math.log1p(-share) + self._any[groups] - of_group
+
+    def _sparse(self, burst: Floats, groups: Ints | slice) -> Floats:
+        sparse: Floats = self.most[groups] / np.maximum(self.lost_of[groups], 1) / (1 + np.exp(np.clip(burst, -50, 50)))
+        return sparse
 
     def _rows(self, single: int) -> tuple[Ints, Floats]:
         a, b = self.pair_ptr[single], self.pair_ptr[single + 1]
         if self.has_hidden:
-            a, b = np.append(self.pair_start, len(self.triple_row))[[a, b]]
+            a, b = self.triple_ptr[[a, b]]
         return self.triple_row[a:b], self.triple_times[a:b]
 
     def _row_gain(self, rows: Ints, before: Floats, add: Floats) -> Floats:

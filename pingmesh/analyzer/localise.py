@@ -25,6 +25,8 @@ __all__ = ["Candidate", "Localiser", "Observation", "Suspect", "candidates_of", 
 
 THRESHOLD = 5.0
 """Prior log odds (nats) against any fault at all, on top of the logarithm of the number of single elements."""
+EQUAL = 0.01
+"""Nats by which equally good explanations may differ: hidden paths are drawn over sets, sums are rounded."""
 BURSTS = 1e-5
 """Share of the flows that lose several packets in one burst."""
 
@@ -36,7 +38,8 @@ class Suspect:
     `sent` packets crossed it and `lost` of them were lost there (expected counts where paths are uncertain or several
     components lose); `rate` is their ratio with a 95 % Wilson interval. `score` is the log likelihood ratio (nats) of
     this component being at fault against not, given the other suspects. `confidence` is its posterior share against
-    `alternatives`, other rivals and chance. `alternatives` are what the evidence cannot tell apart from it.
+    `alternatives`, other rivals and chance. `alternatives` are what the evidence can hardly tell apart from it, `equals`
+    those of them that explain it exactly as well.
     """
 
     candidate: Candidate
@@ -48,6 +51,7 @@ class Suspect:
     score: float
     confidence: float
     alternatives: tuple[Candidate, ...]
+    equals: tuple[Candidate, ...] = ()
 
 
 class Localiser(Protocol):
@@ -127,4 +131,5 @@ def _suspect(search: Search, chosen: Sequence[Chosen], i: int) -> Suspect:
         score=x.score,
         confidence=1 / (1 + mass + math.exp(min(-x.worth, 50.0))),
         alternatives=tuple(h.components.named(r.singles) for r in rivals if r.score >= x.score - MARGIN),
+        equals=tuple(h.components.named(r.singles) for r in rivals if abs(r.score - x.score) < EQUAL),
     )
