@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -230,12 +231,20 @@ def test_work_requests_are_made_once_and_everything_is_closed_once(pyverbs: Pyve
         for _ in range(100):
             t._lanes[0].busy = [False] * len(t._lanes[0].busy)  # everything has left
             t.send(target, 0xC123, 26, bytes(64), 64, True)
+    device, pair = t._device, t._lanes[0].pair
+    assert isinstance(device, pyverbs_edge.PyverbsDevice)
+    assert isinstance(pair, pyverbs_edge.PyverbsPair)
+    memory = weakref.ref(device.memory.obj)
     made = len(pyverbs.of("SendWR"))
     assert made <= t._layout.entries
     t.close()
     t.close()
     for kind in ("SGE", "SendWR", "RecvWR", "QP", "AH", "MR", "CQ"):
         assert {x.closed for x in pyverbs.of(kind)} == {1}, kind
+    # What is closed may be referred to for a while, but holds no buffers.
+    assert not pair._receives
+    assert not pair._sends
+    assert memory() is None
 
 
 def test_asynchronous_events_by_what_they_mean(pyverbs: Pyverbs) -> None:

@@ -155,7 +155,8 @@ class Lane:
             self.busy[slot // BLOCK] = False
 
     def give_up(self) -> None:
-        """No more stamps will come."""
+        """No more stamps will come, and nothing is sent or received any more."""
+        self.memory = memoryview(b"")
         for slot, waiter in enumerate(self.waiting):
             if waiter is not None:
                 self.waiting[slot] = None

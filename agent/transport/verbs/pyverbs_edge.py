@@ -233,6 +233,7 @@ class PyverbsDevice:
         while self._closing:
             with contextlib.suppress(OSError), _as_os_error("closing"):
                 self._closing.pop().close()
+        self.memory = memoryview(b"")
 
 
 def _text(words: str) -> str:
@@ -376,3 +377,6 @@ class PyverbsPair:
         self._qp.close()
         for request in (*self._receives, *(r for kept in self._sends for r in kept.values())):
             request.close()
+        # Whoever still holds this holds no more memory than it must: a flapping port is opened anew each time.
+        self._receives.clear()
+        self._sends.clear()
