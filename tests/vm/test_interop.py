@@ -16,7 +16,7 @@ from routed import SOFT, VERBS, Counts, phase
 from pingmesh import probe
 from pingmesh.lab import namespaces
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 HEADERS = 20 + 8 + 12 + 8
 """Bytes of IPv4, UDP, BTH and DETH before the payload."""

@@ -19,11 +19,11 @@ from pingmesh.lab.fabric import MANAGEMENT_ADDRESS
 from pingmesh.lab.supervisor import BROKER_PORT
 from pingmesh.messages import ProbeList, decode
 
-pytestmark = pytest.mark.timeout(420)
+pytestmark = pytest.mark.timeout(1200)
 
-READY_S = 240.0
-NAMED_S = 120.0
-CLOSED_S = 180.0
+READY_S = 600.0
+NAMED_S = 300.0
+CLOSED_S = 300.0
 SEEN = "inet pmseen"
 
 
@@ -33,7 +33,7 @@ def running() -> Iterator[Lab]:
     with vm_lab.start(agents=True) as lab:
         yield lab
         vm_lab.keep_logs(lab)
-    vm_lab.until(lambda: vm_lab.machine_state()["rdma"] == before["rdma"], 20)
+    vm_lab.until(lambda: vm_lab.machine_state()["rdma"] == before["rdma"], 60)
     assert vm_lab.machine_state() == before
 
 
@@ -134,12 +134,11 @@ def test_a_fault_is_named_and_nothing_else_blamed(lab: Lab, fault: str) -> None:
 def test_a_restarted_agent_has_new_queue_pairs_and_nobody_is_blamed(lab: Lab) -> None:
     before, old = ids(lab), rnics(lab)["h1/rnic0"]
     lab.process("restart", "agent:h1")
-    vm_lab.until(lambda: rnics(lab)["h1/rnic0"]["epoch"] != old["epoch"], 60, lambda: rnics(lab)["h1/rnic0"])
+    vm_lab.until(lambda: rnics(lab)["h1/rnic0"]["epoch"] != old["epoch"], 180, lambda: rnics(lab)["h1/rnic0"])
     assert rnics(lab)["h1/rnic0"]["qpn"] != old["qpn"]
     time.sleep(20)
     assert [i for i in vm_lab.fabric_incidents(lab) if i["id"] not in before] == []
-    sources = {a for a, *_ in seen_tuples(10)}
-    assert lab.topology.rnics["h1/rnic0"].address in sources
+    vm_lab.until(lambda: lab.topology.rnics["h1/rnic0"].address in {a for a, *_ in seen_tuples(5)}, 60)
 
 
 def test_a_port_that_flaps_while_its_gid_moves_is_blamed_on_nobody_else(lab: Lab) -> None:
@@ -157,7 +156,7 @@ def test_a_port_that_flaps_while_its_gid_moves_is_blamed_on_nobody_else(lab: Lab
     default = ["default", "via", str(gateway), "dev", device, "src", str(rnic.address), "table", str(table)]
     vm_lab.sh("ip", "route", "replace", *default)
     try:
-        vm_lab.until(lambda: vm_lab.gid_index(device, str(rnic.address)) not in (None, index), 10)
+        vm_lab.until(lambda: vm_lab.gid_index(device, str(rnic.address)) not in (None, index), 60)
         vm_lab.until(lambda: not opened(lab) and rnics(lab)["h4/rnic0"]["up"], CLOSED_S, lambda: opened(lab))
         time.sleep(20)
         blamed = [i for i in vm_lab.fabric_incidents(lab) if i["id"] not in before]
@@ -165,6 +164,6 @@ def test_a_port_that_flaps_while_its_gid_moves_is_blamed_on_nobody_else(lab: Lab
         assert others == []
         assert {i["symptom"] for i in blamed} <= {"flap", "rnic_down"}
         assert opened(lab) == []
-        assert rnic.address in {a for a, *_ in seen_tuples(10)}
+        vm_lab.until(lambda: rnic.address in {a for a, *_ in seen_tuples(5)}, 60)
     finally:
         vm_lab.sh("ip", "addr", "del", "10.99.0.9/32", "dev", device)

@@ -17,7 +17,7 @@ from agent.interfaces import Netlink
 from pingmesh.config import AgentSettings, BrokerSettings, Settings
 from pingmesh.messages import Peer
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 REOPENINGS = 20
 PATIENCE_S = 60.0

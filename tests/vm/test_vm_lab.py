@@ -14,7 +14,7 @@ import vm_lab
 
 from pingmesh.lab.client import Lab
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
