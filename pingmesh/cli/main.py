@@ -74,6 +74,11 @@ COMMANDS = {
         "measure the round trip between two RNICs, now",
         "pingmesh ping h1/rnic0 h4/rnic0 --count 100",
     ),
+    "analyze": Command(
+        "pingmesh.cli.analyze",
+        "name what is broken in recorded probes",
+        "pingmesh analyze --topology fabric.yaml --records recorded",
+    ),
     "sim": Command(
         "pingmesh.cli.sim",
         "write record files of a simulated fabric, with the truth",

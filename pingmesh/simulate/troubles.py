@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class Noise:
     burst_s: float = 0.02
     burst_loss: float = 0.5
     stall_rate: float = 1 / 300
-    """Stalls of each host's agent, of exponential length with this mean; short ones stay unknown."""
+    """Stalls of each host's agent, of exponential length with this mean; short ones lose nothing."""
     stall_s: float = 0.3
     restart_rate: float = 1 / 1800
     """Restarts of each host's agent."""
@@ -91,9 +91,15 @@ class Troubles:
     bursts: Spans
     burst_loss: float
     stalls: Spans
+    """What meets them is lost up to `STALL_KNOWN_MS` before their end: what comes later is answered in time."""
     restarts: Spans
     reroutes: Spans
     missing_report: float
+
+    def stalled(self, start_s: float, end_s: float, hosts: int) -> Floats:
+        """The share of [start, end) in which what meets each host's agent may be lost, (hosts,)."""
+        late = replace(self.stalls, end=self.stalls.end - STALL_KNOWN_MS / 1e3)
+        return late.overlap(start_s, end_s, hosts)
 
     def set_aside(self, start_s: float, end_s: float, hosts: int) -> Bools:
         """Hosts whose packets of [start, end) are no evidence, by the analyzer's host rules, (hosts,)."""

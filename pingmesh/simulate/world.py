@@ -270,7 +270,7 @@ class World:
     # ------------------------------------------------------------ hosts
 
     def _stalled(self, start_s: float, end_s: float, hosts: int) -> Floats:
-        out = self.troubles.stalls.overlap(start_s, end_s, hosts)
+        out = self.troubles.stalled(start_s, end_s, hosts)
         for p in self.faults:
             if p.how.stall_ms and (share := p.active(start_s, end_s)):
                 out[self.fabric.host_of[p.rnics]] = np.maximum(out[self.fabric.host_of[p.rnics]], 0.5 * share)
