@@ -4,8 +4,9 @@ Boots the virtual machine of `make test-vm` and builds a 2x2 leaf-spine of four 
 controller, analyzer and agents. Each minute, at a random moment, one port goes down for some seconds, and the agent of
 another host is restarted. Every 15 s: memory and descriptors of every process that is not restarted, and how many of
 its receive buffers each agent says the device does not have. Every incident is judged as it opens: the RNIC whose port
-flaps, while it is down, is right; what names it up to 15 s later is late; that a host is short of CPU is true of an
-emulated processor; everything else is wrong. Each sample and each incident is printed at once.
+flaps, while it is down, is right; what names it up to 15 s later is late; that an agent which is being restarted is
+down (it takes up to half a minute here) is `away`; that a host is short of CPU is true of an emulated processor;
+everything else is wrong. Each sample and each incident is printed at once.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ PERIOD_S = 60.0
 SAMPLE_S = 15.0
 READY_S = 900.0
 LATE_S = 15.0
+AWAY_S = 40.0
 SETTLE_S = 30.0
 GROWTH_MIB, GROWTH_FDS = 2.0, 0
 """What may be left over after the hour: allocators have their ways, descriptors have not."""
@@ -189,6 +191,8 @@ class Soak:
             if incident["symptom"] == "flap" or any(down <= at <= up for down, up in self.flaps):
                 return "right"
             return "late" if any(0 <= at - up <= LATE_S for _, up in self.flaps) else "wrong"
+        if (incident["component"], incident["symptom"]) == (RESTARTED, "agent_down"):
+            return "away" if any(0 <= at - r <= AWAY_S for r in self.restarts) else "wrong"
         starved = incident["component_type"] not in judge.FABRIC and incident["symptom"] == "cpu_overload"
         return "cpu" if starved else "wrong"
 
@@ -227,7 +231,7 @@ def measure(minutes: float, seed: int) -> dict[str, Any]:
         "minutes": minutes,
         "flaps": len(soak.flaps),
         "restarts": len(soak.restarts),
-        "incidents": {v: verdicts.count(v) for v in ("right", "late", "cpu", "wrong")},
+        "incidents": {v: verdicts.count(v) for v in ("right", "late", "away", "cpu", "wrong")},
         "wrong": [i for i in soak.judged if i["verdict"] == "wrong"],
         "open_at_start": len(began),
         "open_at_end": [i["component"] for i in left],
