@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import get_args
 
 from pingmesh import topics
@@ -119,6 +120,30 @@ class Analyzer:
             tasks.create_task(self._ticks(), name="ticks")
             tasks.create_task(self._looks(), name="looks")
             tasks.create_task(self._confirmations(), name="confirmations")
+
+    async def listen(self, heard: Callable[[list[Sample], int], None]) -> None:
+        """Only listen, until cancelled: hand on, about once a second, the samples of windows that both ends have
+        reported, with the time. Nothing is asked, judged or published. What comes late follows as samples that sent 0.
+        """
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._bus.run(), name="bus")
+            while True:
+                await asyncio.sleep(TICK_S)
+                now = self._clock.now()
+                self._store.join(now, lambda h: self._covered.get(h, 0))
+                samples = list(self._store.samples)
+                self._store.samples.clear()
+                heard(samples, now)
+
+    @property
+    def book(self) -> FlowBook:
+        """The flows and paths heard of."""
+        return self._book
+
+    @property
+    def hosts(self) -> HostBook:
+        """The agents heard of."""
+        return self._hosts
 
     # ------------------------------------------------------------ messages
 
