@@ -74,6 +74,11 @@ COMMANDS = {
         "measure the round trip between two RNICs, now",
         "pingmesh ping h1/rnic0 h4/rnic0 --count 100",
     ),
+    "record": Command(
+        "pingmesh.cli.record",
+        "write what agents report to record files",
+        "pingmesh record --topology fabric.yaml --broker 10.0.0.1:1883 --out recorded --for 10m",
+    ),
     "analyze": Command(
         "pingmesh.cli.analyze",
         "name what is broken in recorded probes",
