@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.metadata
 import logging
 import random
 import secrets
@@ -31,6 +30,7 @@ from pingmesh import topics
 from pingmesh.bus import Bus, Will
 from pingmesh.config import Settings
 from pingmesh.messages import WINDOW_NS, AgentState, Event, Register, Report, RnicHealth, encode
+from pingmesh.version import VERSION
 
 log = logging.getLogger(__name__)
 
@@ -364,4 +364,4 @@ class Agent:
 
 
 def _software() -> str:
-    return f"pingmesh {importlib.metadata.version('pingmesh')}"
+    return f"pingmesh {VERSION}"

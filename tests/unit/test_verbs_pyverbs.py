@@ -236,7 +236,7 @@ def test_work_requests_are_made_once_and_everything_is_closed_once(pyverbs: Pyve
     assert isinstance(pair, pyverbs_edge.PyverbsPair)
     memory = weakref.ref(device.memory.obj)
     made = len(pyverbs.of("SendWR"))
-    assert made <= t._layout.entries
+    assert made <= t._layout.sends
     t.close()
     t.close()
     for kind in ("SGE", "SendWR", "RecvWR", "QP", "AH", "MR", "CQ"):

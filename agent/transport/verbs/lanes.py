@@ -10,12 +10,13 @@ from agent.transport.verbs.edge import GRH, Device, Handle, Pair, Shape
 
 SMALL = 128
 """Payloads up to so many bytes use the ring of small slots."""
-BLOCK = 16
+BLOCK = 14
 """Without device stamps nobody waits for a send's completion but the ring, which is told of the last of each block."""
 ONLY_BLOCKS, EACH_BLOCKS = 8, 2
 """Blocks in the ring of an RNIC's only lane, and in those of each of several."""
 LARGE_SLOTS = 2
-FIRST_RECEIVES, OTHER_RECEIVES = 64, 32
+"""Providers make queues of a power of two less one: with these, two blocks are 30."""
+FIRST_RECEIVES, OTHER_RECEIVES = 63, 31
 RECEIVE_BIT = 1 << 23
 LANE_SHIFT, SLOT_MASK = 16, 0xFFFF
 GENERATION_SHIFT = 24
@@ -42,8 +43,12 @@ class Layout:
             self.send_at.append(at)
             at += self.small_slots * SMALL + LARGE_SLOTS * mtu
         self.size = (at + 4095) & ~4095
-        self.entries = sum(self.receives) + lanes * self.sends
-        """Completions that may be waiting at once."""
+        self._lanes = lanes
+
+    def entries(self, stamped: bool) -> int:
+        """Completions that may be waiting at once, when every send is `stamped`, or only the last of each block."""
+        told = self.sends if stamped else self.small_slots // BLOCK + LARGE_SLOTS
+        return sum(self.receives) + self._lanes * told
 
 
 class Lane:

@@ -21,7 +21,7 @@ from agent.transport.verbs import library
 from agent.transport.verbs.edge import Capabilities, Completion, Gid, Handle, Happening, Port, Shape, Stamped
 
 _SIZES_KEPT = 8
-"""Work requests of this many sizes are kept for each send slot."""
+"""Work requests of this many sizes are kept."""
 _EVENTS_KEPT = 1024
 """So many notifications are acknowledged at once: it takes a lock each time."""
 _SEND_SIGNALED = 2
@@ -43,6 +43,12 @@ def _as_os_error(what: str) -> Iterator[None]:
     except error_type as error:
         code = _code(error)
         raise OSError(code, f"{what}: {os.strerror(code)}") from None
+
+
+def _close_all(requests: Sequence[Any]) -> None:
+    for request in requests:
+        if request is not None:
+            request.close()
 
 
 def _event_fds() -> set[int]:
@@ -316,7 +322,8 @@ class PyverbsPair:
         self._error = library.load("pyverbs_error").PyverbsError
         self.qpn: int = qp.qp_num
         self._receives = [self._receive_request(slot) for slot in range(shape.receives)]
-        self._sends: list[dict[int, Any]] = [{} for _ in range(shape.sends)]
+        self._sends: dict[int, list[Any]] = {}
+        """By size: the request of each slot, once it was needed."""
         self._closed = False
 
     def _receive_request(self, slot: int) -> Any:
@@ -328,9 +335,11 @@ class PyverbsPair:
         return request
 
     def _send_request(self, slot: int, at: int, size: int, signaled: bool) -> Any:
-        kept = self._sends[slot]
-        if len(kept) >= _SIZES_KEPT:
-            kept.pop(next(iter(kept))).close()
+        kept = self._sends.get(size)
+        if kept is None:
+            if len(self._sends) >= _SIZES_KEPT:
+                _close_all(self._sends.pop(next(iter(self._sends))))
+            kept = self._sends[size] = [None] * self._shape.sends
         element = self._wr.SGE(self._address + at, size, self._lkey)
         request = self._wr.SendWR(
             wr_id=self._shape.send_id + slot,
@@ -340,7 +349,7 @@ class PyverbsPair:
             send_flags=_SEND_SIGNALED if signaled else 0,
         )
         element.close()
-        kept[size] = request
+        kept[slot] = request
         return request
 
     def post_receive(self, slot: int) -> None:
@@ -352,7 +361,10 @@ class PyverbsPair:
 
     def post_send(self, slot: int, at: int, size: int, signaled: bool, handle: Handle, qpn: int, qkey: int) -> None:
         """Send `size` bytes at offset `at` of the memory."""
-        request = self._sends[slot].get(size) or self._send_request(slot, at, size, signaled)
+        kept = self._sends.get(size)
+        request = kept[slot] if kept is not None else None
+        if request is None:
+            request = self._send_request(slot, at, size, signaled)
         request.set_wr_ud(handle, qpn, qkey)
         try:
             self._qp.post_send(request)
@@ -375,8 +387,8 @@ class PyverbsPair:
             return
         self._closed = True
         self._qp.close()
-        for request in (*self._receives, *(r for kept in self._sends for r in kept.values())):
-            request.close()
+        for requests in (self._receives, *self._sends.values()):
+            _close_all(requests)
         # Whoever still holds this holds no more memory than it must: a flapping port is opened anew each time.
         self._receives.clear()
         self._sends.clear()

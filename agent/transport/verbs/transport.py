@@ -177,12 +177,12 @@ class VerbsTransport:
         self.clock: Literal["hardware", "software", "kernel"] = "software"
         if self._stamps is not None:
             try:
-                self._queue = device.make_queue(self._layout.entries, True)
+                self._queue = device.make_queue(self._layout.entries(True), True)
                 self.clock = "hardware"
             except OSError as error:
                 self._stamps, why = None, str(error)
         if self._stamps is None:
-            self._queue = device.make_queue(self._layout.entries, False)
+            self._queue = device.make_queue(self._layout.entries(False), False)
         self.polled = self._queue.fd < 0
         self.qpn = self.qkey = 0
         self.renew()
