@@ -148,6 +148,8 @@ class Endpoint:
             count, completions = self.cq.poll(SLOTS)
             now = time.perf_counter_ns()
             for wc in completions if count else ():
+                if wc.status:
+                    raise RuntimeError(f"a completion with status {wc.status}")
                 if wc.opcode & 128:
                     payload = self.mr.read(wc.byte_len - GRH, wc.wr_id * 256 + GRH)
                     self._backlog.append((wc.wr_id, now, payload, wc.src_qp))
