@@ -9,7 +9,7 @@ import numpy as np
 
 from pingmesh.analyzer.candidates import candidates_of
 from pingmesh.analyzer.components import Components, compile_components
-from pingmesh.analyzer.host_rules import SECOND
+from pingmesh.analyzer.host_rules import SECOND, HostView
 from pingmesh.analyzer.localise import Suspect, localise_table
 from pingmesh.analyzer.symptoms import per_class, symptom_of
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Track, Tracker
@@ -17,7 +17,7 @@ from pingmesh.analyzer.waits import USUAL
 from pingmesh.incidents import Incident
 from pingmesh.messages import FindingReport, Verdict
 from pingmesh.offline.evidence import Evidence, Sums
-from pingmesh.offline.hosts import HostHistory
+from pingmesh.offline.hosts import HostHistory, by_window
 from pingmesh.offline.recording import Recording
 from topology.model import Topology
 
@@ -95,11 +95,12 @@ class Analyst:
         """Judge it all. A look costs O(keys) and an inference; there are two a window and one at the end."""
         out = Analysis()
         evidence = Evidence(recording, self.index)
-        hosts = HostHistory(self._topology, recording.facts, self._window_ns, recording.reached)
+        hosts = HostHistory(self._topology, self._window_ns, recording.reached)
+        facts = by_window(recording.facts, self._window_ns)
         windows = evidence.windows.tolist()
         span = max(GATHERED_NS // self._window_ns, 1)
         for done, w in enumerate(windows, 1):
-            self._window(evidence, hosts, w, span, out)
+            self._window(evidence, hosts.judge(w, facts.get(w, ())), w, span, out)
             progress(done, len(windows))
         if windows:
             self._whole(evidence, windows, out)
@@ -108,13 +109,12 @@ class Analyst:
 
     # ------------------------------------------------------------ one window
 
-    def _window(self, evidence: Evidence, hosts: HostHistory, w: int, span: int, out: Analysis) -> None:
+    def _window(self, evidence: Evidence, view: HostView, w: int, span: int, out: Analysis) -> None:
         now = (w + 1) * self._window_ns
         alone = evidence.sums(w, w)
         start = w * self._window_ns
         own = self._verdicts(evidence, alone, start)
         out.windows.append(WindowResult(start, now, int(alone.sent.sum()), int(alone.lost.sum()), own))
-        view = hosts.judge(w)
         out.findings += view.findings
         found = {v.component: v for v in [*view.verdicts, *own]}
         first = max(w - span + 1, self._judged_from)

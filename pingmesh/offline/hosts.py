@@ -16,24 +16,27 @@ Reached = Callable[[str, int], tuple[int, int]]
 """(host, window) -> (probes sent to it, probes lost)."""
 
 
+def by_window(facts: Sequence[HostFact], window_ns: int) -> dict[int, list[HostFact]]:
+    """Facts by the window that holds their middle."""
+    out: dict[int, list[HostFact]] = {}
+    for f in facts:
+        out.setdefault((f.start_ns + (f.end_ns - f.start_ns) // 2) // window_ns, []).append(f)
+    return out
+
+
 class HostHistory:
     """Goes through the facts window by window; windows only grow."""
 
-    def __init__(self, topology: Topology, facts: Sequence[HostFact], window_ns: int, reached: Reached) -> None:
+    def __init__(self, topology: Topology, window_ns: int, reached: Reached) -> None:
         self._topology = topology
         self._window_ns = window_ns
         self._reached = reached
         self._book = HostBook()
         self._book.session_since = 1
-        self._by_window: dict[int, list[HostFact]] = {}
-        for f in facts:
-            window = (f.start_ns + (f.end_ns - f.start_ns) // 2) // window_ns
-            self._by_window.setdefault(window, []).append(f)
 
-    def judge(self, window: int) -> HostView:
-        """What the analyzer's host rules say at the end of a window."""
+    def judge(self, window: int, facts: Sequence[HostFact]) -> HostView:
+        """What the analyzer's host rules say at the end of a window of which these facts are known."""
         now = (window + 1) * self._window_ns
-        facts = self._by_window.get(window, ())
         for f in facts:
             self._take(f, now)
         odd = [f.host for f in facts if f.state == "died" or f.silent_since_ns]

@@ -53,6 +53,8 @@ class Counts:
     dark: Bools
     known_there: Bools
     known_back: Bools
+    as_class: Ints | None = None
+    """The class that the flows were probed in, where it was not their own."""
 
 
 @dataclass(eq=False)
@@ -104,7 +106,7 @@ class World:
         self._route(start_s)
         self._trace(start_s)
         f, rng = self.flows, self.rng
-        cls = f.cls[rows] if cls is None else cls
+        as_class, cls = cls, f.cls[rows] if cls is None else cls
         hosts = len(self.fabric.topology.hosts)
         src_host, dst_host = self.fabric.host_of[f.src[rows]], self.fabric.host_of[f.dst[rows]]
         stalled = self._stalled(start_s, end_s, hosts)
@@ -149,6 +151,7 @@ class World:
             dark=unknown,
             known_there=self._known(THERE, rows, start_s),
             known_back=self._known(BACK, rows, start_s),
+            as_class=as_class,
         )
 
     def retrace(self, rows: Ints, at_s: float) -> None:

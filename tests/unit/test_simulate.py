@@ -281,8 +281,11 @@ def test_confirmation_probes_may_be_of_another_class() -> None:
     c = w.probe(twice, np.full(4, 20), 0.0, 1.0, np.array([0, 0, 1, 1]))
     assert c.received.tolist() == [20, 20, 0, 0]
     sums = Sums.of(len(w.flows), [c])
-    assert (sums.sent[rows] == 40).all()
-    assert (sums.received[rows] == 20).all()
+    mine = np.isin(sums.flows, rows) & (sums.sent > 0)
+    assert (
+        sorted(zip(sums.sent[mine].tolist(), sums.received[mine].tolist(), strict=True))
+        == [(20, 0)] * 2 + [(20, 20)] * 2
+    )
 
 
 def dual_tor() -> Topology:
