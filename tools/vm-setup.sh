@@ -50,6 +50,9 @@ if ! cmp -s tools/vm-requirements.txt "$place/requirements.txt"; then
   cp tools/vm-requirements.txt "$place/requirements.txt"
 fi
 
+# The machine would ask this one about every file at every look. It may keep what it has seen: it is several times as fast then.
+sed -i 's/access=any,msize=524288 \/dev/access=any,msize=524288,cache=loose \/dev/' "$place"/lib/python3*/site-packages/virtme/mkinitramfs.py
+
 if [ -n "${PINGMESH_VM_KERNEL:-}" ]; then
   [ -r "$PINGMESH_VM_KERNEL" ] || unavailable "PINGMESH_VM_KERNEL: $PINGMESH_VM_KERNEL cannot be read."
   ln -sfn "$PINGMESH_VM_KERNEL" "$place/vmlinuz"
