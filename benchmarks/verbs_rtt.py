@@ -127,7 +127,7 @@ class Pair:
         common = ["ib_send_lat", "-c", "UD", "-s", "64", "-n", str(self.count), "-F"]
         server = [*common, "-d", self.far[0], "-x", self.gid_index(self.far)]
         client = [*common, "-d", self.near[0], "-x", self.gid_index(self.near), self.far[1]]
-        _, told, _, cpu = self.together(server, client, 1.5)
+        _, told, _, cpu = self.together(server, client, 4.0)
         row = re.search(r"^\s*\d+\s+\d+\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)", told, re.M)
         if row is None:
             raise RuntimeError(f"ib_send_lat: {told[-500:]}")
@@ -138,7 +138,7 @@ class Pair:
         common = ["ibv_ud_pingpong", "-s", "64", "-n", str(self.count)]
         server = [*common, "-d", self.far[0], "-g", self.gid_index(self.far)]
         client = [*common, "-d", self.near[0], "-g", self.gid_index(self.near), self.far[1]]
-        _, told, _, cpu = self.together(server, client, 1.5)
+        _, told, _, cpu = self.together(server, client, 4.0)
         row = re.search(r"= ([\d.]+) usec/iter", told)
         if row is None:
             raise RuntimeError(f"ibv_ud_pingpong: {told[-500:]}")
