@@ -50,10 +50,10 @@ def entries(suspects: Sequence[Suspect], fabric: Fabric) -> list[str]:
     out: list[str] = []
     for s in suspects:
         names = _names(s.candidate.component, s.candidate.type, s.candidate.elements, fabric)
-        if not s.alternatives:
+        if not s.equals:
             out += map(text, names)
             continue
-        for other in s.alternatives:
+        for other in s.equals:
             names += _names(other.component, other.type, other.elements, fabric)
         out.append("|".join(dict.fromkeys(map(text, names))))
     return list(dict.fromkeys(out))

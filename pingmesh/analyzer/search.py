@@ -13,7 +13,7 @@ from pingmesh.analyzer.table import Floats, Ints
 
 EXTRA_COST = {"rnic": 2.5, "leg": 2.0, "link": 3.0, "host": 3.5, "switch": 4.0}
 """Nats by which a group of elements, or both directions of a component, must beat the best member."""
-MIN_PART_SCORE = 4.0
+MIN_PART_SCORE = 7.0
 """Nats of its own that each direction needs before both are named."""
 MIN_LOST = 2.5
 """Expected losses at a component below which nothing is named, however unlikely they are by chance."""
