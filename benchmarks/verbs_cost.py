@@ -183,11 +183,11 @@ def bare(pair: Pair, seconds: float) -> dict[str, float]:
     }
 
 
-def measure(quick: bool, outside_s: float) -> dict[str, Any]:
+def measure(quick: bool, rounds: int, outside_s: float) -> dict[str, Any]:
     """All of it, in the machine."""
     from pingmesh.lab.client import Lab
 
-    seconds, rounds = (10.0, 1) if quick else (20.0, 5)
+    seconds = 10.0 if quick else 20.0
     os.environ.update(vm_lab.SLOW)
     with Lab.up(
         directory=Path("/tmp/pingmesh-verbs-cost"),
@@ -247,6 +247,7 @@ def main() -> int:
     """Exit code 1: dearer than 1.5 x the bare loop, or over 40 MB."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rounds", type=int, help="default 5; with --quick 1")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--outside", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -256,11 +257,12 @@ def main() -> int:
     if args.worker:
         asyncio.run(worker(args.worker.split(","), args.rate, args.seconds))
         return 0
+    rounds = args.rounds or (1 if args.quick else 5)
     if os.environ.get("PINGMESH_VM") != "1":
         outside = statistics.median(calibrate() for _ in range(5))
-        argv = ["--outside", str(outside), *(["--quick"] if args.quick else [])]
+        argv = ["--outside", str(outside), "--rounds", str(rounds), *(["--quick"] if args.quick else [])]
         return in_machine(Path(__file__), argv, args.json, 1800)
-    figures = measure(args.quick, args.outside)
+    figures = measure(args.quick, rounds, args.outside)
     if args.json:
         Path(args.json).write_text(json.dumps(figures, indent=2) + "\n")
     print(json.dumps(figures, indent=2))

@@ -275,11 +275,11 @@ def together(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     return out | {"rounds": rounds}
 
 
-def measure(quick: bool) -> dict[str, Any]:
+def measure(quick: bool, rounds: int) -> dict[str, Any]:
     """All of it, in the machine."""
     from pingmesh.lab.client import Lab
 
-    count, rounds = (200, 1) if quick else (1000, 3)
+    count = 200 if quick else 1000
     figures: dict[str, Any] = {"count": count, "delay_ms": DELAY_MS}
     with Lab.up(
         directory=Path("/tmp/pingmesh-verbs-rtt"),
@@ -344,11 +344,14 @@ def main() -> int:
     """Exit code 1: a flow's delay was not what its path says, or the network RTT is over 1.5 x the busy loop's."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="200 probes a flow instead of 1000")
+    parser.add_argument("--rounds", type=int, help="default 3; with --quick 1")
     parser.add_argument("--json", metavar="FILE")
     args = parser.parse_args()
+    rounds = args.rounds or (1 if args.quick else 3)
     if os.environ.get("PINGMESH_VM") != "1":
-        return in_machine(Path(__file__), ["--quick"] if args.quick else [], args.json, 1500)
-    figures = measure(args.quick)
+        argv = ["--rounds", str(rounds), *(["--quick"] if args.quick else [])]
+        return in_machine(Path(__file__), argv, args.json, 1800)
+    figures = measure(args.quick, rounds)
     if args.json:
         Path(args.json).write_text(json.dumps(figures, indent=2) + "\n")
     print("ratios", json.dumps(figures["ratios"], indent=2))
