@@ -30,9 +30,41 @@ import numpy as np
 from trace_files import Trace, load, table_of
 from trace_judge import VOTES, best_votes, compiled, judge, paper_scores
 
-from pingmesh.analyzer.localise import THRESHOLD
+from pingmesh.analyzer.localise import THRESHOLD, wilson
 
 Json = dict[str, Any]
+BEGIN, END = "<!-- figures of benchmarks/localize.py -->", "<!-- end of figures -->"
+
+
+class Report:
+    """Text that is printed as it comes, and kept for --docs."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
+        self.lines.append(text)
+
+    def table(self, title: str, rows: Sequence[Json], columns: dict[str, str]) -> None:
+        """Rows as a Markdown table; `columns`: key -> heading."""
+
+        def cell(value: object) -> str:
+            if not isinstance(value, float):
+                return "" if value is None else f"{value}"
+            return f"{value:g}" if 0 < abs(value) < 0.001 else f"{value:.3f}"
+
+        head = ["| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
+        body = ["| " + " | ".join(cell(row.get(key)) for key in columns) + " |" for row in rows]
+        self.say("\n".join(["", title, "", *head, *body]))
+
+    def into(self, file: Path) -> None:
+        """Replace what stands between the markers in `file`. ValueError if they are not there."""
+        before, begin, rest = file.read_text().partition(BEGIN)
+        _, end, after = rest.partition(END)
+        if not begin or not end:
+            raise ValueError(f"{file}: no {BEGIN} ... {END}")
+        file.write_text("\n".join([before + BEGIN, *self.lines, "", END + after]))
 
 
 def thresholds_around(default: float) -> list[float]:
@@ -69,16 +101,16 @@ def judge_files(files: Sequence[Path], threshold: float) -> tuple[list[Trace], l
     return traces, rows
 
 
-def flock(directory: Path) -> dict[str, list[float]]:
-    """Flock's F per trace with each of its settings, without the paths that a trace hides."""
-    out: dict[str, list[float]] = {}
+def flock(directory: Path) -> dict[str, float]:
+    """Flock's F per trace with the better of its settings, without the paths that a trace hides."""
+    out: dict[str, float] = {}
     for place in (directory, directory.parent):
         file = place / "peers_open.csv"
         if file.is_file():
             with file.open(newline="") as f:
                 for row in csv.DictReader(f):
                     if row["algorithm"] == "Flock" and row["oracle_path"] == "0":
-                        out.setdefault(row["trace"], []).append(float(row["fscore"]))
+                        out[row["trace"]] = max(out.get(row["trace"], 0.0), float(row["fscore"]))
             break
     return out
 
@@ -87,7 +119,7 @@ def means(rows: Sequence[Json], keys: Sequence[str]) -> Json:
     return {key: float(np.mean([row[key] for row in rows])) for key in keys}
 
 
-def report_traces(directory: Path, threshold: float) -> tuple[list[Trace], Json]:
+def report_traces(directory: Path, threshold: float, report: Report) -> tuple[list[Trace], Json]:
     files = sorted(directory.glob("*.npz"))
     if not files:
         raise SystemExit(f"no .npz in {directory}")
@@ -95,92 +127,121 @@ def report_traces(directory: Path, threshold: float) -> tuple[list[Trace], Json]
     papers = [paper_scores(t) for t in traces]
     votes = best_votes(papers)
     peers = flock(directory)
-    print(
-        f"{'trace':28s} {'records':>7s} {'P':>5s} {'R':>5s} {'F':>5s} {'s':>6s} {'parse':>6s}"
-        f" {'paper':>5s} {'Flock':>5s}  predicted"
-    )
     for row, paper in zip(rows, papers, strict=True):
         row["paper_f"] = paper[votes].f
-        best = max(peers.get(row["trace"], [np.nan]))
-        if not np.isnan(best):
-            row["flock_f"] = best
-        worse = " <" if row["f"] < best - 0.02 else "  "
-        print(
-            f"{row['trace']:28s} {row['records']:7d} {row['precision']:5.2f} {row['recall']:5.2f} {row['f']:5.2f}"
-            f" {row['seconds']:6.3f} {row['parse_s']:6.3f} {row['paper_f']:5.2f} {best:5.2f}{worse}"
-            f"{' '.join(row['predicted'])[:80]}"
-        )
-    keys = ("precision", "recall", "f", "seconds", "paper_f")
+        if row["trace"] in peers:
+            row["flock_f"] = peers[row["trace"]]
+            row["below"] = "below" if row["f"] < row["flock_f"] - 0.02 else ""
+    keys = ["precision", "recall", "f", "seconds", "paper_f"]
     result: Json = {"threshold": threshold, "traces": rows, "mean": means(rows, keys), "paper_least": VOTES[votes]}
-    for name, part in (("known", [r for r in rows if not r["hidden"]]), ("hidden", [r for r in rows if r["hidden"]])):
+    shown: list[Json] = [
+        {**row, "names": " ".join(f"`{n}`" for n in row["predicted"]).replace("|", "\\|")} for row in rows
+    ]
+    parts = {"known": [r for r in rows if not r["hidden"]], "hidden": [r for r in rows if r["hidden"]], "all": rows}
+    for name, part in parts.items():
         if part:
-            result[f"mean_{name}"] = means(part, keys)
-            if all("flock_f" in r for r in part):
-                result[f"mean_{name}"]["flock_f"] = float(np.mean([r["flock_f"] for r in part]))
-    for name in ("mean", "mean_known", "mean_hidden"):
-        if name in result:
-            print(f"{name.replace('_', ', '):14s}" + "  ".join(f"{k} {v:.3f}" for k, v in result[name].items()))
-    print(
-        f"paper: {VOTES[votes]} failed probes or more make a vote (the best for these traces);"
-        " Flock: the better of its settings for each trace; <: more than .02 below it"
+            more = ["flock_f"] if all("flock_f" in r for r in part) else []
+            result[f"mean_{name}"] = means(part, [*keys, *more])
+            shown.append({"trace": f"mean, {name} paths" if name != "all" else "mean", **result[f"mean_{name}"]})
+    columns = {"trace": "trace", "records": "records", "precision": "precision", "recall": "recall", "f": "F"}
+    columns |= {
+        "paper_f": "paper's rule, F",
+        "flock_f": "Flock, F",
+        "below": "",
+        "seconds": "s",
+        "parse_s": "parsing s",
+    }
+    report.table(f"Traces given, threshold {threshold:g}:", shown, columns | {"names": "named"})
+    report.say(
+        f"\nPaper's rule: it votes from {VOTES[votes]} failed probes on (the best value for these traces). Flock: the"
+        " better of its settings for each trace, with paths hidden where the trace hides them; `below`: F more than .02"
+        " under it. Parsing: the file into arrays and those into the localiser's table."
     )
     return traces, result
 
 
-def table(rows: Sequence[Json]) -> None:
-    """Rows as a Markdown table."""
-    keys = list(rows[0])
-    print("\n| " + " | ".join(keys) + " |\n|" + "---|" * len(keys))
-    for row in rows:
-        print("| " + " | ".join(f"{v:.3f}" if isinstance(v := row[k], float) else str(v) for k in keys) + " |")
-
-
-def report_clean(count: int, threshold: float) -> Json:
+def report_clean(count: int, threshold: float, report: Report) -> Json:
     clean, rows = studies.clean_windows(count, [threshold])
-    table([row | {"false": row["false"][threshold]} for row in rows])
-    print(f"\n{clean.false[threshold]} of {clean.windows} clean windows got a name (threshold {threshold:g})")
-    return {"windows": clean.windows, "false": clean.false[threshold], "threshold": threshold, "parts": rows}
+    columns = {"topology": "topology", "noise_max": "noise up to", "windows": "windows", "named": "with a name"}
+    report.table("Clean windows:", [row | {"named": row["false"][threshold]} for row in rows], columns)
+    false = clean.false[threshold]
+    high = wilson(false, clean.windows)[1]
+    report.say(f"\n{false} of {clean.windows} at threshold {threshold:g}; at most one in {1 / high:.0f} (95 % Wilson).")
+    return {"windows": clean.windows, "false": false, "threshold": threshold, "parts": rows}
 
 
-def report_curve(count: int, default: float, traces: Sequence[Trace], svg: Path | None) -> Json:
+def report_curve(count: int, default: float, traces: Sequence[Trace], svg: Path | None, report: Report) -> Json:
     thresholds = thresholds_around(default)
-    clean, _ = studies.clean_windows(count, thresholds)
+    clean, parts = studies.clean_windows(count, thresholds)
     known = [t for t in traces if t.path_known.all()]
-    sets = {"traces given, known paths": known, "generated, known paths": studies.generated()}
-    curves = {name: studies.mean_f(members, thresholds) for name, members in sets.items() if members}
+    sets = {"traces given": known, "generated traces": studies.generated()}
+    sets = {name: members for name, members in sets.items() if members}
+    curves = {name: studies.mean_f(members, thresholds) for name, members in sets.items()}
     rows: list[Json] = []
     for t in thresholds:
-        f = {name: curve[t] for name, curve in curves.items()}
-        rows.append({"threshold": t, "false windows": f"{clean.false[t]}/{clean.windows}", **f})
-    table(rows)
-    print("; ".join(f"{name}: {len(members)}" for name, members in sets.items()))
+        row: Json = {"threshold": t, "false": clean.false[t], "one_in": wilson(clean.false[t], clean.windows)[1]}
+        rows.append(row | {name: curve[t] for name, curve in curves.items()})
+    columns = {"threshold": "threshold", "false": f"false of {clean.windows}", "one_in": "95 % bound of the share"}
+    columns |= {name: f"mean F, {len(members)} {name}, paths known" for name, members in sets.items()}
+    report.table(f"F against clean windows with a name (default threshold {default:g}):", rows, columns)
     if svg:
         points = {n: [(clean.false[t] / clean.windows, c[t]) for t in thresholds] for n, c in curves.items()}
         svg.write_text(studies.curve_svg(points, clean.windows))
-    return {"windows": clean.windows, "points": rows, "traces": {n: [t.name for t in m] for n, m in sets.items()}}
+    names = {n: [t.name for t in m] for n, m in sets.items()}
+    return {"windows": clean.windows, "parts": parts, "points": rows, "traces": names}
+
+
+def report_families(threshold: float, report: Report) -> list[Json]:
+    rows = studies.by_family([*studies.generated(), *studies.generated(hidden=True)], threshold)
+    columns = {"family": "family", "traces": "traces", "precision": "precision", "recall": "recall", "f": "F"}
+    columns |= {"ceiling_f": "F if all with > 2 losses were named", "paper_f": "paper's rule, F"}
+    report.table("Generated traces by kind of fault:", rows, columns)
+    return rows
+
+
+def report_recall(links: int, threshold: float, report: Report) -> list[Json]:
+    rows = studies.recall_by_losses(threshold, links)
+    columns = {"lost": "packets lost at the link", "links": "links", "recall": "recall"}
+    columns |= {f"recall_noise_{noise:g}": f"noise up to {noise:g}" for noise in studies.RECALL_NOISES}
+    report.table("Recall of failed links:", rows, columns)
+    return rows
+
+
+def report_thin(traces: Sequence[Trace], threshold: float, redraws: int, report: Report) -> Json:
+    rows = studies.thin(traces, threshold, redraws)
+    keys = [f"{what}_{windows}" for what in ("f", "paper") for windows in studies.WINDOWS]
+    mean = means(rows, keys)
+    columns = {"trace": "trace", **{f"f_{w}": f"F, windows: {w}" for w in studies.WINDOWS}}
+    columns |= {f"paper_{w}": f"paper's rule, {w}" for w in studies.WINDOWS}
+    title = f"Thinned to {studies.PROBES_PER_S:g} probes/s per switch link, {redraws} redraws a trace:"
+    report.table(title, [*rows, {"trace": "mean", **mean}], columns)
+    return {"traces": rows, "mean": mean}
+
+
+def report_speed(threshold: float, repeat: int, report: Report) -> list[Json]:
+    rows = studies.speed(threshold, repeat)
+    columns = {"size": "size", "records": "records", "links": "links", "seconds_best": "s, best"}
+    columns |= {"seconds_median": "s, median", "table_s": "making the table, s", "f": "F"}
+    columns |= {"flock_s": "Flock, s", "netbouncer_s": "NetBouncer, s", "rss_mb": "RSS MB"}
+    report.table(f"CPU seconds of all threads, {repeat} runs:", rows, columns)
+    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--traces", type=Path, metavar="DIR", help="directory of .npz traces")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure there too")
-    parser.add_argument(
-        "--threshold", type=float, default=THRESHOLD, metavar="NATS", help="lower: more names (default %(default)g)"
-    )
-    parser.add_argument("--clean", type=int, metavar="N", help="false names in N generated windows without a fault")
-    parser.add_argument(
-        "--curve", action="store_true", help="F against false names over thresholds (--clean windows, default 2004)"
-    )
-    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw --curve")
-    parser.add_argument("--families", action="store_true", help="F on generated traces by family of fault")
-    parser.add_argument(
-        "--recall", type=int, metavar="N", help="recall by lost packets, at least N failed links a class"
-    )
-    parser.add_argument(
-        "--thin", type=int, metavar="N", help="10 probes/s per link, 1, 3, 10 windows; N redraws a trace"
-    )
-    parser.add_argument("--speed", type=int, metavar="N", help="CPU seconds at three sizes, best of N")
-    parser.add_argument("--all", action="store_true", help="all of these, at the sizes published in docs/benchmarks.md")
+    add = parser.add_argument
+    add("--traces", type=Path, metavar="DIR", help="directory of .npz traces")
+    add("--json", type=Path, metavar="FILE", help="write every figure there too")
+    add("--docs", type=Path, metavar="FILE", help="put the tables between the markers in this Markdown file")
+    add("--threshold", type=float, default=THRESHOLD, metavar="NATS", help="lower: more names (default %(default)g)")
+    add("--clean", type=int, metavar="N", help="false names in N generated windows without a fault")
+    add("--curve", action="store_true", help="F against false names over thresholds (--clean windows, default 2004)")
+    add("--svg", type=Path, metavar="FILE", help="draw --curve")
+    add("--families", action="store_true", help="F on generated traces by family of fault")
+    add("--recall", type=int, metavar="N", help="recall by lost packets, at least N failed links a class")
+    add("--thin", type=int, metavar="N", help="10 probes/s per link, 1, 3, 10 windows; N redraws a trace")
+    add("--speed", type=int, metavar="N", help="CPU seconds at three sizes, best of N")
+    add("--all", action="store_true", help="all of these, at the sizes published in docs/benchmarks.md")
     args = parser.parse_args()
     if args.all:
         args.curve = args.families = True
@@ -188,31 +249,25 @@ def main() -> None:
     studied = args.clean or args.curve or args.families or args.recall or args.thin or args.speed
     if not args.traces and not studied:
         parser.error("nothing to do: --traces or a study")
-    result: Json = {}
-    traces: list[Trace] = []
+    report, result, traces = Report(), Json(), list[Trace]()
     if args.traces:
-        traces, result = report_traces(args.traces, args.threshold)
+        traces, result = report_traces(args.traces, args.threshold, report)
     if args.curve:
-        result["curve"] = report_curve(args.clean or 2004, args.threshold, traces, args.svg)
+        result["curve"] = report_curve(args.clean or 2004, args.threshold, traces, args.svg, report)
     elif args.clean:
-        result["clean"] = report_clean(args.clean, args.threshold)
+        result["clean"] = report_clean(args.clean, args.threshold, report)
     if args.families:
-        result["families"] = studies.by_family([*studies.generated(), *studies.generated(hidden=True)], args.threshold)
-        table(result["families"])
+        result["families"] = report_families(args.threshold, report)
     if args.recall:
-        result["recall"] = studies.recall_by_losses(args.threshold, args.recall)
-        table(result["recall"])
+        result["recall"] = report_recall(args.recall, args.threshold, report)
     if args.thin:
-        result["thin"] = studies.thin(traces or studies.generated(1), args.threshold, args.thin)
-        table(result["thin"])
-        keys = [k for k in result["thin"][0] if k != "trace"]
-        result["thin_mean"] = means(result["thin"], keys)
-        print("mean: " + "  ".join(f"{k} {v:.3f}" for k, v in result["thin_mean"].items()))
+        result["thin"] = report_thin(traces or studies.generated(1), args.threshold, args.thin, report)
     if args.speed:
-        result["speed"] = studies.speed(args.threshold, args.speed)
-        table(result["speed"])
+        result["speed"] = report_speed(args.threshold, args.speed, report)
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
+    if args.docs:
+        report.into(args.docs)
 
 
 if __name__ == "__main__":
