@@ -3,10 +3,10 @@
 Boots the virtual machine of `make test-vm` and builds a 2x2 leaf-spine of four Soft-RoCE hosts in it, with broker,
 controller, analyzer and agents. Each minute, at a random moment, one port goes down for some seconds, and the agent of
 another host is restarted. Every 15 s: memory and descriptors of every process that is not restarted, and how many of
-its receive buffers each agent says the device does not have. Every incident is judged as it opens: the RNIC whose port
-flaps, while it is down, is right; what names it up to 15 s later is late; that an agent which is being restarted is
-down (it takes up to half a minute here) is `away`; that a host is short of CPU is true of an emulated processor;
-everything else is wrong. Each sample and each incident is printed at once.
+its receive buffers each agent says the device does not have, and for how long this machine stood still itself. Every
+incident is judged as it opens: the RNIC whose port flaps, while it is down, is right; what names it up to 15 s later
+is late; that an agent which is being restarted is down (it takes up to half a minute here) is `away`; that a host is
+short of CPU is true of an emulated processor; everything else is wrong. All is printed at once.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from pingmesh.messages import Report, decode
 FLAPPING, RESTARTED = "h4/rnic0", "h1"
 PERIOD_S = 60.0
 SAMPLE_S = 15.0
+TICK_S = 0.5
 READY_S = 900.0
 LATE_S = 15.0
 AWAY_S = 40.0
@@ -103,6 +104,7 @@ class Soak:
         self.flaps: list[tuple[float, float]] = []
         """Wall clock: down, and up again (infinite while it is down)."""
         self.restarts: list[float] = []
+        self.stall = 0.0
         self._rng = random.Random(seed)
         self._began = time.monotonic()
         self._seen: set[str] = set()
@@ -116,6 +118,7 @@ class Soak:
             watching = [
                 group.create_task(self.receives.run(self.lab.topology.cluster), name="receives"),
                 group.create_task(self._watch(), name="watch"),
+                group.create_task(self._stalls(), name="stalls"),
             ]
             trouble = [
                 group.create_task(self._flap(seconds), name="flap"),
@@ -159,6 +162,13 @@ class Soak:
             due += SAMPLE_S
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
+    async def _stalls(self) -> None:
+        """How long the machine itself had no processor: whatever is said then may be about that."""
+        while True:
+            due = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.stall = max(self.stall, time.monotonic() - due)
+
     async def _look(self) -> None:
         status = await asyncio.to_thread(self.lab.lab_status)
         sample: dict[str, Any] = {"s": round(time.monotonic() - self._began, 1)}
@@ -167,6 +177,7 @@ class Soak:
             if process["name"] not in ("broker", f"agent:{RESTARTED}") and process["pid"]:
                 pid = here[process["pid"]]
                 sample[process["name"]] = [memory_mib(pid), descriptors(pid)]
+        sample["stall_s"], self.stall = round(self.stall, 1), 0.0
         sample["receives_missing"] = sum(self.receives.latest.values())
         self.samples.append(sample)
         print(json.dumps(sample), flush=True)
@@ -204,7 +215,7 @@ class Soak:
         tenth = max(1, len(self.samples) // 10)
         early, late = self.samples[tenth : 2 * tenth], self.samples[-tenth:]
         out = {}
-        for name in (n for n in late[-1] if n not in ("s", "receives_missing")):
+        for name in (n for n in late[-1] if n not in ("s", "stall_s", "receives_missing")):
             (m0, f0), (m1, f1) = (
                 [statistics.median(s[name][i] for s in part if name in s) for i in (0, 1)] for part in (early, late)
             )
@@ -237,6 +248,7 @@ def measure(minutes: float, seed: int) -> dict[str, Any]:
         "open_at_end": [i["component"] for i in left],
         "growth": soak.growth(),
         "receives_missing_most": soak.receives.most,
+        "stall_most_s": max(s["stall_s"] for s in soak.samples),
         "reports": soak.receives.reports,
         "samples": soak.samples,
         "judged": soak.judged,
