@@ -20,6 +20,7 @@ import random
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from pingmesh import topics
 from pingmesh.lab import judge
 from pingmesh.lab.client import Lab
 from pingmesh.lab.fabric import MANAGEMENT_ADDRESS
+from pingmesh.lab.namespaces import LabError
 from pingmesh.lab.supervisor import BROKER_PORT
 from pingmesh.messages import Report, decode
 
@@ -80,17 +82,23 @@ class Receives:
         self.reports = 0
 
     async def run(self, cluster: str) -> None:
-        """Listen until cancelled."""
-        async with aiomqtt.Client(MANAGEMENT_ADDRESS, BROKER_PORT) as client:
-            await client.subscribe(f"{topics.ROOT}/{cluster}/+/{topics.REPORT}", qos=0)
-            async for message in client.messages:
-                assert isinstance(message.payload, bytes)
-                report = decode(message.payload, Report)
-                host = topics.parse(str(message.topic)).host
-                self.reports += 1
-                for rnic in report.health.rnics:
-                    self.latest[f"{host}/{rnic.device}"] = rnic.receives_missing
-                    self.most = max(self.most, rnic.receives_missing)
+        """Listen until cancelled. A machine that stands still loses its connections, and this one too."""
+        while True:
+            try:
+                async with aiomqtt.Client(MANAGEMENT_ADDRESS, BROKER_PORT) as client:
+                    await client.subscribe(f"{topics.ROOT}/{cluster}/+/{topics.REPORT}", qos=0)
+                    async for message in client.messages:
+                        assert isinstance(message.payload, bytes)
+                        self._note(topics.parse(str(message.topic)).host, decode(message.payload, Report))
+            except aiomqtt.MqttError as error:
+                print(f"reports are not heard: {error}", flush=True)
+                await asyncio.sleep(1)
+
+    def _note(self, host: str, report: Report) -> None:
+        self.reports += 1
+        for rnic in report.health.rnics:
+            self.latest[f"{host}/{rnic.device}"] = rnic.receives_missing
+            self.most = max(self.most, rnic.receives_missing)
 
 
 class Soak:
@@ -126,7 +134,6 @@ class Soak:
             ]
             await asyncio.wait(trouble)
             await asyncio.sleep(SETTLE_S)
-            await self._look()
             for task in watching:
                 task.cancel()
 
@@ -140,9 +147,9 @@ class Soak:
             await asyncio.sleep(self._rng.uniform(0.0, PERIOD_S - down_for - 5.0))
             self.flaps.append((time.time(), float("inf")))
             self._say(f"{FLAPPING} down for {down_for:.0f} s")
-            await asyncio.to_thread(self.lab.fault_add, ["rnic", FLAPPING, "--down"])
+            await self._do(self.lab.fault_add, ["rnic", FLAPPING, "--down"])
             await asyncio.sleep(down_for)
-            await asyncio.to_thread(self.lab.fault_clear)
+            await self._do(self.lab.fault_clear)
             self.flaps[-1] = (self.flaps[-1][0], time.time())
             await asyncio.sleep(max(0.0, ends - time.monotonic()))
 
@@ -152,13 +159,22 @@ class Soak:
             await asyncio.sleep(self._rng.uniform(0.0, PERIOD_S / 2))
             self.restarts.append(time.time())
             self._say(f"agent of {RESTARTED} restarted")
-            await asyncio.to_thread(self.lab.process, "restart", f"agent:{RESTARTED}")
+            await self._do(self.lab.process, "restart", f"agent:{RESTARTED}")
             await asyncio.sleep(max(0.0, ends - time.monotonic()))
+
+    async def _do(self, what: Callable[..., object], *args: object) -> None:
+        try:
+            await asyncio.to_thread(what, *args)
+        except LabError as error:
+            self._say(f"the lab did not answer: {error}")
 
     async def _watch(self) -> None:
         due = time.monotonic()
         while True:
-            await self._look()
+            try:
+                await self._look()
+            except (ConnectionError, LabError) as error:
+                self._say(f"cannot look: {error}")
             due += SAMPLE_S
             await asyncio.sleep(max(0.0, due - time.monotonic()))
 
