@@ -115,11 +115,11 @@ class RecordMaker:
         aside = t.set_aside(start_s, end_s, len(hosts))
         out = []
         changes: dict[int, dict[str, Any]] = {}
-        for what, a, b in zip(
-            t.restarts.what.tolist(), t.restarts.start.tolist(), t.restarts.end.tolist(), strict=True
-        ):
+        columns = (t.restarts.what, t.restarts.start, t.restarts.end, t.crashes)
+        for what, a, b, crashed in zip(*(c.tolist() for c in columns), strict=True):
             if a < end_s <= b:
-                changes[what] = {"state": "died", "state_since_ns": self._at(a), "heard_ns": self._at(a)}
+                state = "died" if crashed else "stopped"
+                changes[what] = {"state": state, "state_since_ns": self._at(a), "heard_ns": self._at(a)}
             elif b < end_s:
                 changes[what] = {"rebooted_ns": self._at(b)}
         for p in w.faults:

@@ -26,13 +26,13 @@ class Noise:
     """Every directed element loses U(0, this) of its packets."""
     burst_rate: float = 1 / 600
     """Bursts of each element: `burst_s` long, losing `burst_loss`."""
-    burst_s: float = 0.02
+    burst_s: float = 0.005
     burst_loss: float = 0.5
     stall_rate: float = 1 / 300
     """Stalls of each host's agent, of exponential length with this mean; short ones lose nothing."""
     stall_s: float = 0.3
     restart_rate: float = 1 / 1800
-    """Restarts of each host's agent."""
+    """Restarts of each host's agent; one in four is a crash, the others say goodbye first."""
     missing_report: float = 0.002
     """Share of (host, window) whose responder's counts never arrive."""
     reroute_rate: float = 0.0
@@ -95,6 +95,12 @@ class Troubles:
     restarts: Spans
     reroutes: Spans
     missing_report: float
+
+    @property
+    def crashes(self) -> Bools:
+        """Which restarts come without a goodbye."""
+        crashes: Bools = (self.restarts.start * 1e6).astype(np.int64) % 4 == 0
+        return crashes
 
     def stalled(self, start_s: float, end_s: float, hosts: int) -> Floats:
         """The share of [start, end) in which what meets each host's agent may be lost, (hosts,)."""

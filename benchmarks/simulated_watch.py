@@ -1,0 +1,335 @@
+"""The analyzer's loop on simulated counts, second by second: reports every 5 s, losses noticed at once, confirmation.
+
+Everything that decides is the product's: the plan of a confirmation (`pingmesh.analyzer.suspicion.plan`), the
+localiser, the host rules, the tracker. What is modelled is the time things take: a loss is noticed within its second,
+the round of probes that it starts is judged a second later, and counts of a window come a second after it ends.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pingmesh.analyzer.components import Components
+from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook
+from pingmesh.analyzer.host_rules import SECOND
+from pingmesh.analyzer.localise import localise_table
+from pingmesh.analyzer.suspicion import Episode, Request, plan
+from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Tracker
+from pingmesh.analyzer.waits import USUAL
+from pingmesh.messages import LOST, NO_RTT, SLOW, Event, Peer, ProbeClass, ProbeList, TracedPath, Verdict
+from pingmesh.messages import Flow as Entry
+from pingmesh.offline.hosts import HostHistory
+from pingmesh.offline.spans import best_span
+from pingmesh.simulate.fabric import Fabric
+from pingmesh.simulate.output import RecordMaker
+from pingmesh.simulate.probes import CLASSES, Flows
+from pingmesh.simulate.tables import Sums, Tables
+from pingmesh.simulate.world import BACK, THERE, Counts, World
+
+WINDOW_S = 5
+SETTLE_S = 1
+QUIET_S = 60
+SPANS_S = (1, 3, 8, 20, 60)
+COUNTS = (10, 15, 20)
+MIN_LOST = 3
+CLEAN_ROUNDS, MAX_ROUNDS, ROUNDS_AFTER_OPEN = 4, 12, 3
+MARGIN_S = 0.25
+SIZES = {"small": 0, "large": 4000, "other": 0}
+
+
+class Book:
+    """The analyzer's flow book of some simulated lists, made once; `rows` maps its flows to theirs."""
+
+    def __init__(self, fabric: Fabric, flows: Flows) -> None:
+        self.book = FlowBook(fabric.topology)
+        self.rows: dict[tuple[int, int, int], int] = {}
+        self.key_of: list[tuple[int, int, int]] = [(0, 0, 0)] * len(flows)
+        peers = [Peer(i, name, "", 0, 0, 0, 4096) for i, name in enumerate(fabric.rnics)]
+        classes = [ProbeClass(name=c, size=SIZES[c]) for c in CLASSES]
+        for rnic in np.unique(flows.src).tolist():
+            mine = np.flatnonzero(flows.src == rnic)
+            entries = []
+            for index, row in enumerate(mine.tolist()):
+                key = (rnic, 1, index)
+                self.rows[key], self.key_of[row] = row, key
+                entries.append(
+                    Entry(
+                        index,
+                        int(flows.dst[row]),
+                        int(flows.sport[row]),
+                        int(flows.cls[row]),
+                        int(flows.kind[row]),
+                        int(1e6 / flows.rate[row]),
+                        0,
+                    )
+                )
+            host, _, device = fabric.rnics[rnic].partition("/")
+            self.book.add_list(
+                ProbeList(
+                    cluster="lab",
+                    host=host,
+                    device=device,
+                    number=rnic,
+                    list_version=1,
+                    classes=classes,
+                    flows=entries,
+                    peers=peers,
+                )
+            )
+        self._targets = [d.target_address for d in fabric.topology.directed_links]
+        self._links = fabric.links
+        self._sport = flows.sport
+        for role, paths in ((PROBE, flows.there), (ACK, flows.back)):
+            self.trace(role, np.arange(len(flows)), paths, 1)
+
+    def trace(self, role: int, rows: np.ndarray, paths: np.ndarray, at_ns: int) -> None:
+        """Tell the book the paths of some flows."""
+        for row in rows.tolist():
+            hops = [(ttl, self._targets[e]) for ttl, e in enumerate(paths[row, 1:].tolist(), 2) if 0 <= e < self._links]
+            if hops:
+                rnic, version, index = self.key_of[row]
+                self.book.add_path(TracedPath(role, rnic, version, index, int(self._sport[row]), hops, at_ns), at_ns)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An incident: when it opened, and what it said two seconds later."""
+
+    at_s: float
+    verdict: Verdict
+
+
+class Watch:
+    """Watches one world. Without `confirm` nothing is probed harder; `spans`: see `pingmesh/offline/spans.py`."""
+
+    def __init__(
+        self,
+        world: World,
+        components: Components,
+        book: Book | None,
+        *,
+        confirm: bool = True,
+        spans: bool = True,
+        threshold: float | None = None,
+    ) -> None:
+        self.world = world
+        self.components = components
+        self.book = book
+        self.confirm = confirm and book is not None
+        self.spans = spans
+        self.tables = Tables(world, dict(components.index))
+        self.tracker = Tracker(0.95, 20 * SECOND)
+        self._more = {} if threshold is None else {"threshold": threshold}
+        self._lists: deque[Counts] = deque()
+        self._rounds: deque[Counts] = deque()
+        self._episode: Episode | None = None
+        self._after_open = 0
+        self._maker = RecordMaker(world, 0)
+        self._reached: dict[tuple[str, int], tuple[int, int]] = {}
+        self._hosts = HostHistory(world.fabric.topology, SECOND, lambda h, w: self._reached.get((h, w), (0, 0)))
+        self._elements: dict[tuple[str, str], frozenset[str]] = {}
+        for c in (*components.singles, *components.pairs.values()):
+            key = (c.component, c.type)
+            self._elements[key] = self._elements.get(key, frozenset()) | c.elements
+        self._seen_moves = [0.0, 0.0]
+        self.looks = 0
+
+    def run(self, seconds: int, is_enough: Callable[[list[Opened]], bool] = lambda found: False) -> list[Opened]:
+        """Incidents of the first `seconds`; ends 2 s after those opened that are enough."""
+        first: dict[str, float] = {}
+        found: dict[str, Opened] = {}
+        enough_at: float | None = None
+        for second in range(seconds):
+            now = second + 1.0
+            for v in self._second(second):
+                first.setdefault(v.component, now)
+            for name, at in first.items():
+                # An incident is judged 2 s after it opened: until then it may be refined.
+                track = self.tracker.tracks.get(name)
+                if now <= at + 2:
+                    if track is not None:
+                        found[name] = Opened(at, track.verdict)
+                    else:
+                        found.pop(name, None)  # a larger component took its place
+            if enough_at is None and is_enough(list(found.values())):
+                enough_at = now
+            if enough_at is not None and now >= enough_at + 2:
+                break
+        return list(found.values())
+
+    # ------------------------------------------------------------ one second
+
+    def _second(self, second: int) -> list[Verdict]:
+        fresh = self._confirm(second)
+        counts = self.world.step(float(second), second + 1.0)
+        self._lists.append(counts)
+        while self._lists[0].start_s < second - QUIET_S - WINDOW_S:
+            self._lists.popleft()
+        while self._rounds and self._rounds[0].start_s < second - QUIET_S - WINDOW_S:
+            self._rounds.popleft()
+        self._notice(counts)
+        self._tell_moves(second)
+        view = self._hosts.judge(second, self._facts(counts, second))
+        fresh |= (second + 1 - SETTLE_S) % WINDOW_S == 0
+        verdicts = {v.component: v for v in view.verdicts}
+        if fresh:
+            for v in self._judge(second + 1):
+                verdicts.setdefault(v.component, v)
+        elements = {
+            v.component: self._elements.get((v.component, v.component_type), frozenset()) for v in verdicts.values()
+        }
+        opened = self.tracker.update(
+            verdicts.values(), elements, set(), (second + 1) * SECOND, fresh or bool(view.verdicts)
+        )
+        if self.tracker.open:
+            self._after_open += fresh
+        return opened
+
+    def _judge(self, now: int) -> list[Verdict]:
+        """Localise on what is known: over the span back in which faults explain most, or (without `spans`) as the
+        analyzer does without them, since the suspicion began or else over the last minute."""
+        quiet = self._episode is None
+        if self.spans:
+            starts = [now - s - MARGIN_S for s in SPANS_S]
+        else:
+            starts = [now - QUIET_S if quiet else self._episode.began / SECOND - MARGIN_S]
+        complete = (now - SETTLE_S) // WINDOW_S * WINDOW_S
+        sums: list[Sums] = []
+        last = -1
+        for since in starts:
+            known = [c for c in self._lists if since <= c.start_s and c.end_s <= complete]
+            known += [c for c in self._rounds if since <= c.start_s]
+            if len(known) > max(last, 0):  # a span that reaches further back and holds no more is the same
+                last = len(known)
+                sums.append(Sums.of(len(self.world.flows), known))
+        if not sums:
+            return []
+        self.looks += 1
+        tables = (self.tables.losses(s) for s in sums)
+        at, suspects = best_span(tables, self.components, noise=1e-4, **self._more)
+        out = [_verdict(s, "drop") for s in suspects if s.lost >= MIN_LOST]
+        return out or self._delays(sums[at])
+
+    def _delays(self, sums: Sums) -> list[Verdict]:
+        timed = sums.rtts > 0
+        if timed.sum() < 10:
+            return []
+        means = sums.rtt_sum_ns[timed] / sums.rtts[timed]
+        threshold = max(USUAL.slow_ns, 8 * float(np.quantile(means, 0.25)))
+        if (means > threshold).sum() < 3:
+            return []
+        suspects = localise_table(self.tables.delays(sums, threshold), self.components, noise=0.02, **self._more)
+        return [_verdict(s, "high_rtt") for s in suspects if s.candidate.type != "link" or s.rate >= 0.5]
+
+    # ------------------------------------------------------------ confirmation
+
+    def _notice(self, c: Counts) -> None:
+        """Events that agents send at once: unanswered probes, missing ACKs, slow round trips."""
+        if not self.confirm:
+            return
+        unanswered = c.sent - c.answered
+        missing = 2 * c.answered - c.acks_back
+        slow = (c.answered > 0) & (c.rtt_sum_ns > USUAL.slow_ns * np.maximum(c.answered, 1))
+        rows = np.flatnonzero(((unanswered > 0) | (missing > 0) | slow) & c.valid)
+        open_elements = frozenset[str]().union(*(t.elements for t in self.tracker.open))
+        for row in rows.tolist():
+            flow = self._flow(row)
+            explained = open_elements and any(
+                open_elements & set(p) for role in (PROBE, ACK) for p in self.book.book.paths_at(flow, role, 1 << 62)
+            )
+            if explained and (self._episode is None or self._after_open >= ROUNDS_AFTER_OPEN):
+                continue
+            kind = LOST if unanswered[row] else NO_RTT if missing[row] else SLOW
+            at = int(c.start_s * SECOND)
+            if self._episode is None:
+                self._episode = Episode(at)
+                self._after_open = 0
+            for _ in range(int(unanswered[row] + missing[row]) or 1):
+                self._episode.add(flow, Event(kind, *flow.key, 0, at, 0, 0), at)
+
+    def _flow(self, row: int) -> Flow:
+        return self.book.book.flows[self.book.key_of[row]]
+
+    def _confirm(self, second: int) -> bool:
+        """Probe harder what the product's plan says; whether there is new evidence."""
+        e = self._episode
+        if e is None:
+            return False
+        usable = set(self.world.fabric.topology.hosts)
+        requests, _ = plan(self.book.book, e, usable)
+        count = COUNTS[min(e.rounds, len(COUNTS) - 1)]
+        e.rounds += 1
+        e.fresh = False
+        lost = 0
+        for own in (True, False):
+            rows, classes = self._rows([r for r in requests if (r.cls < 0) == own])
+            if not len(rows):
+                continue
+            c = self.world.probe(
+                rows, np.full(len(rows), count), second + 0.1, second + 0.1 + 0.02 * count, None if own else classes
+            )
+            self._rounds.append(c)
+            lost += int(((c.sent - c.answered + 2 * c.answered - c.acks_back) * c.valid).sum())
+        moved = (
+            np.unique(np.concatenate([r.flows for r in list(self._rounds)[-2:]])) if self._rounds else np.empty(0, int)
+        )
+        self.world.retrace(moved, second + 1.0)
+        e.clean_rounds = 0 if lost else e.clean_rounds + 1
+        if (
+            e.clean_rounds >= CLEAN_ROUNDS
+            or e.rounds >= MAX_ROUNDS
+            or not e.doubts
+            or self._after_open >= ROUNDS_AFTER_OPEN
+        ):
+            self._episode = None
+        return True
+
+    def _rows(self, requests: list[Request]) -> tuple[np.ndarray, np.ndarray]:
+        rows, classes = [], []
+        for r in requests:
+            for index in r.indexes:
+                rows.append(self.book.rows[r.rnic, r.list_version, index])
+                classes.append(r.cls)
+        return np.array(rows, np.int64), np.array(classes, np.int64)
+
+    def _tell_moves(self, second: int) -> None:
+        """Tell the flow book of tuples that tracing saw move."""
+        if self.book is None:
+            return
+        for role, name in ((THERE, PROBE), (BACK, ACK)):
+            moved = np.flatnonzero(self.world.moved_seen[role] >= second)
+            if len(moved):
+                self.book.trace(name, moved, self.world.told[role], (second + 1) * SECOND)
+
+    # ------------------------------------------------------------ hosts
+
+    def _facts(self, c: Counts, second: int) -> list:
+        """Facts of hosts that have something to tell; the rest is well."""
+        facts = self._maker.facts(float(second), second + 1.0)
+        w = self.world
+        for f in facts:
+            if f.state == "died" or f.silent_since_ns:
+                to_host = w.fabric.host_of[w.flows.dst[c.flows]] == list(w.fabric.topology.hosts).index(f.host)
+                self._reached[f.host, second] = (int(c.sent[to_host].sum()), int((c.sent - c.answered)[to_host].sum()))
+        return facts
+
+
+def _verdict(s, symptom: str) -> Verdict:
+    return Verdict(
+        component=s.candidate.component,
+        component_type=s.candidate.type,
+        direction=s.candidate.direction,
+        symptom=symptom,
+        rate=s.rate,
+        rate_low=s.rate_low,
+        rate_high=s.rate_high,
+        confidence=s.confidence,
+        alternatives=sorted({a.component for a in s.alternatives} - {s.candidate.component}),
+    )
+
+
+__all__ = ["HOST_SYMPTOMS", "Book", "Opened", "Watch"]
