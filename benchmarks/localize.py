@@ -187,6 +187,7 @@ def report_curve(count: int, default: float, traces: Sequence[Trace], svg: Path 
     if svg:
         points = {n: [(clean.false[t] / clean.windows, c[t]) for t in thresholds] for n, c in curves.items()}
         svg.write_text(studies.curve_svg(points, clean.windows))
+        report.say(f"\n![F against clean windows with a name]({svg.name})")
     names = {n: [t.name for t in m] for n, m in sets.items()}
     return {"windows": clean.windows, "parts": parts, "points": rows, "traces": names}
 
@@ -236,7 +237,7 @@ def main() -> None:
     add("--threshold", type=float, default=THRESHOLD, metavar="NATS", help="lower: more names (default %(default)g)")
     add("--clean", type=int, metavar="N", help="false names in N generated windows without a fault")
     add("--curve", action="store_true", help="F against false names over thresholds (--clean windows, default 2004)")
-    add("--svg", type=Path, metavar="FILE", help="draw --curve")
+    add("--svg", type=Path, metavar="FILE", help="draw --curve; --docs shows it, so keep it beside that file")
     add("--families", action="store_true", help="F on generated traces by family of fault")
     add("--recall", type=int, metavar="N", help="recall by lost packets, at least N failed links a class")
     add("--thin", type=int, metavar="N", help="10 probes/s per link, 1, 3, 10 windows; N redraws a trace")
