@@ -24,6 +24,7 @@ pytestmark = pytest.mark.timeout(1200)
 READY_S = 600.0
 NAMED_S = 300.0
 CLOSED_S = 300.0
+MET_S = 120.0
 SEEN = "inet pmseen"
 
 
@@ -97,10 +98,18 @@ async def test_every_pair_is_probed_over_tuples_of_its_own(lab: Lab) -> None:
     listed = {(source, names[f.peer]) for source, wanted in lists.items() for f in wanted.flows}
     pairs = list(itertools.combinations(lab.topology.rnics, 2))
     assert [p for p in pairs if p not in listed and p[::-1] not in listed] == []
-    seen = seen_tuples(15)
     by_address = {r.address: name for name, r in lab.topology.rnics.items()}
-    met = {(by_address[a], by_address[b]) for a, b, _ in seen}
-    assert {p for pair in pairs for p in (pair, pair[::-1])} <= met
+    seen: set[tuple[str, str, int]] = set()
+
+    def missing() -> set[tuple[str, str]]:
+        met = {(by_address[a], by_address[b]) for a, b, _ in seen}
+        return {p for pair in pairs for p in (pair, pair[::-1])} - met
+
+    def all_met() -> bool:
+        seen.update(seen_tuples(10))
+        return not missing()
+
+    vm_lab.until(all_met, MET_S, missing)
     across = {sport for a, b, sport in seen if (a, b) == _addresses(lab, "h1/rnic0", "h3/rnic0")}
     assert across
     assert all(sport >= 0xC000 for *_, sport in seen)
