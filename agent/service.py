@@ -12,9 +12,9 @@ import random
 import secrets
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from agent import icmp
 from agent.devices import Opener, find_devices, has_gid, interface_of, named_devices, node_of, open_transport
@@ -175,12 +175,15 @@ class Agent:
         await self.inbox.close()
 
     async def _goodbye(self, state: State) -> None:
+        last: list[Coroutine[Any, Any, object]] = []
+        if state == "stopped" and not len(self.publisher.spool):
+            # What our responder received till now tells the others which way their last probes were lost.
+            last.append(self._sender.publish(topics.REPORT, self._make_report()))
+        # Both leave at once: after a clean end without a goodbye, for want of time, we would seem to be there, silent.
+        last.append(self._publish_state(state))
         with contextlib.suppress(ConnectionError, TimeoutError):
             async with asyncio.timeout(GOODBYE_S):
-                if state == "stopped" and not len(self.publisher.spool):
-                    # What our responder received till now tells the others which way their last probes were lost.
-                    await self._sender.publish(topics.REPORT, self._make_report())
-                await self._publish_state(state)
+                await asyncio.gather(*last)
 
     # ---- broker
 
