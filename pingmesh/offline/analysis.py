@@ -19,10 +19,13 @@ from pingmesh.messages import FindingReport, Verdict
 from pingmesh.offline.evidence import Evidence, Sums
 from pingmesh.offline.hosts import HostHistory, by_window
 from pingmesh.offline.recording import Recording
+from pingmesh.offline.spans import best_span
 from topology.model import Topology
 
 GATHERED_NS = 60 * SECOND
 """As far back as the analyzer looks without suspicion."""
+GATHERED_STEPS = 3
+"""The shorter look back is this part of it."""
 MIN_LOST = 3
 SLOW_FACTOR = 8
 SLOW_FLOWS = 3
@@ -92,7 +95,7 @@ class Analyst:
         return Recording(self._topology, self.index, self._window_ns)
 
     def analyse(self, recording: Recording, progress: Callable[[int, int], None] = lambda done, of: None) -> Analysis:
-        """Judge it all. A look costs O(keys) and an inference; there are two a window and one at the end."""
+        """Judge it all. A look costs O(keys) and an inference; there are three a window and one at the end."""
         out = Analysis()
         evidence = Evidence(recording, self.index)
         hosts = HostHistory(self._topology, self._window_ns, recording.reached)
@@ -113,14 +116,13 @@ class Analyst:
         now = (w + 1) * self._window_ns
         alone = evidence.sums(w, w)
         start = w * self._window_ns
-        own = self._verdicts(evidence, alone, start)
+        suspects = self._suspects(evidence, alone)
+        own = self._verdicts(evidence, alone, suspects, start)
         out.windows.append(WindowResult(start, now, int(alone.sent.sum()), int(alone.lost.sum()), own))
         out.findings += view.findings
         found = {v.component: v for v in [*view.verdicts, *own]}
-        first = max(w - span + 1, self._judged_from)
-        if first < w:
-            for v in self._verdicts(evidence, evidence.sums(first, w), first * self._window_ns):
-                found.setdefault(v.component, v)
+        for v in self._gathered(evidence, w, span, sum(s.score for s in suspects)):
+            found.setdefault(v.component, v)
         elements = {v.component: self._elements_of(v) for v in found.values()}
         for v in (*view.verdicts, *own):
             if v.component in self._tracker.tracks:
@@ -137,8 +139,21 @@ class Analyst:
         for name in self._tracker.closed(now):
             self._close_incident(name, now)
 
-    def _verdicts(self, evidence: Evidence, sums: Sums, since: int) -> list[Verdict]:
-        suspects = localise_table(evidence.losses(sums), self.components, noise=self._noise)
+    def _suspects(self, evidence: Evidence, sums: Sums) -> list[Suspect]:
+        return localise_table(evidence.losses(sums), self.components, noise=self._noise)
+
+    def _gathered(self, evidence: Evidence, w: int, span: int, score: float) -> list[Verdict]:
+        """What a longer look back says, if it explains more than the window's own suspects do with their score."""
+        firsts = {max(w - n + 1, self._judged_from) for n in (span // GATHERED_STEPS, span)}
+        starts = sorted((first for first in firsts if first < w), reverse=True)
+        sums = [evidence.sums(first, w) for first in starts]
+        at, suspects = best_span((evidence.losses(s) for s in sums), self.components, noise=self._noise)
+        if sum(s.score for s in suspects) <= score:
+            return []
+        since = starts[at] * self._window_ns
+        return [self._loss_verdict(evidence, sums[at], s, since) for s in suspects if s.lost >= MIN_LOST]
+
+    def _verdicts(self, evidence: Evidence, sums: Sums, suspects: list[Suspect], since: int) -> list[Verdict]:
         found = [self._loss_verdict(evidence, sums, s, since) for s in suspects if s.lost >= MIN_LOST]
         return found or self._delay_verdicts(evidence, sums, since)
 
@@ -261,7 +276,7 @@ class Analyst:
         named = frozenset[str]().union(
             *(self._elements.get((i.component, i.component_type), frozenset()) for i in out.incidents)
         )
-        for v in self._verdicts(evidence, sums, windows[0] * self._window_ns):
+        for v in self._verdicts(evidence, sums, self._suspects(evidence, sums), windows[0] * self._window_ns):
             if v.confidence >= 0.95 and not (self._elements_of(v) & named) and v.symptom != "high_rtt":
                 self._open_incident(v, v.since_ns, out)
         out.packets, out.lost = int(sums.sent.sum()), int(sums.lost.sum())
