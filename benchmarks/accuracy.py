@@ -397,11 +397,11 @@ def main() -> None:
         for s in scenarios:
             if (s.name, seed) not in have and time.monotonic() - began < args.most_s:
                 runs.append(one_run(s, seed, not args.one_span))
-        if seed % 5 == 4 or seed == args.seed + count - 1:
+        if time.monotonic() - began < args.most_s:
             print(
                 f"{time.monotonic() - began:7.0f} s  {seed + 1 - args.seed} runs of each", file=sys.stderr, flush=True
             )
-            save(args.json, runs, done.get("quiet"))
+        save(args.json, runs, done.get("quiet"))
     quiet = done.get("quiet") or quiet_tail(4 if args.quick else args.quiet_windows, args.seed)
     result = save(args.json, runs, quiet)
     accuracy_page.show(result)
