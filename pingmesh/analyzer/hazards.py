@@ -136,11 +136,10 @@ class Hazards:
         """Packets times elements crossed."""
         self.noise = noise
         self.prior_exposure = 4 * PRIOR_LOST / max(noise, 1e-7)
-        of_path = np.repeat(np.arange(len(lengths)), lengths)
 
         def by_single(of_row: Floats) -> Floats:
             of_set = np.bincount(t.row_set, weights=of_row, minlength=sets)
-            weights = of_set[path_set][of_path]
+            weights = np.repeat(of_set[path_set], lengths)
             of_element = np.bincount(t.path_elements, weights=weights, minlength=t.elements)
             return components.sums(of_element[: len(components.index)])
 
@@ -273,7 +272,8 @@ class Hazards:
         at = self.triple_row[triples]
         weight = np.add.reduceat(of_row[at], starts)
         mean = np.add.reduceat((of_row * hazard)[at], starts)
-        return np.minimum(weight, 1.0), mean / np.maximum(weight, 1e-300), np.log(mass / sizes) + most
+        of_pair = mean / np.maximum(weight, 1e-300)
+        return np.where(weight > 1 - 1e-9, 1.0, weight), of_pair, np.log(mass / sizes) + most
 
     def _burst(self, of_group: Floats, groups: Ints | slice, share: float) -> Floats:
         return math.log(share) - math.log1p(-share) + self._any[groups] - of_group
@@ -306,7 +306,7 @@ class Hazards:
         return positions, owner, len(singles)
 
     def scan(self, given: Given, singles: Ints | None = None, unexplained: float | None = None) -> Floats:
-        """Score (nats) of each of the singles, at about its likeliest hazard; never more than the exact score.
+        """Score (nats) of each of the singles, at about its likeliest hazard: which ones are worth a `fit`.
 
         `unexplained` losses were taken as background: what a single explains lowers it. O(pairs).
         """
@@ -351,6 +351,8 @@ class Hazards:
         if len(heavy):
             spared = self.clean_flows if singles is None else self.clean_flows[singles]
             of_heavy = of[heavy]
+            light = np.bincount(of, weights=flows * ~self._is_heavy[p], minlength=number)
+            spared = spared + light
             hits = np.bincount(of_heavy, weights=(weight * flows)[heavy], minlength=number)
             share = np.clip(hits / np.maximum(hits + spared, 1), 1e-6, 1 - 1e-6)
             hit, miss = np.log(share)[of_heavy], np.log1p(-share)
@@ -366,7 +368,8 @@ class Hazards:
 
     def _capped(self, gain: Floats, weight: Floats, burst: Floats) -> Floats:
         if self.has_hidden:
-            gain = np.log1p(np.maximum(weight * np.expm1(np.minimum(gain, 600.0)), -1 + 1e-15))
+            with np.errstate(divide="ignore"):  # a path that is taken for sure, or surely not
+                gain = np.logaddexp(np.log1p(-weight), np.log(weight) + gain)
         return np.logaddexp(gain, burst) - np.logaddexp(0.0, burst)
 
     def fit(self, given: Given, single: int, *, shares: bool = True) -> Fit:

@@ -23,8 +23,12 @@ from pingmesh.analyzer.table import Observation, Table, table_of
 
 __all__ = ["Candidate", "Localiser", "Observation", "Suspect", "candidates_of", "localise", "localise_table"]
 
-THRESHOLD = 5.0
+THRESHOLD = 6.0
 """Prior log odds (nats) against any fault at all, on top of the logarithm of the number of single elements."""
+ONLINE_THRESHOLD = 5.0
+"""The same for looks that come every second: what is faint may wait for more evidence."""
+FURTHER = 4.5
+"""Nats by which another fault costs less where there is one already."""
 EQUAL = 0.01
 """Nats by which equally good explanations may differ: hidden paths are drawn over sets, sums are rounded."""
 BURSTS = 1e-5
@@ -38,8 +42,8 @@ class Suspect:
     `sent` packets crossed it and `lost` of them were lost there (expected counts where paths are uncertain or several
     components lose); `rate` is their ratio with a 95 % Wilson interval. `score` is the log likelihood ratio (nats) of
     this component being at fault against not, given the other suspects. `confidence` is its posterior share against
-    `alternatives`, other rivals and chance. `alternatives` are what the evidence can hardly tell apart from it, `equals`
-    those of them that explain it exactly as well.
+    `alternatives`, other rivals and chance. `alternatives` are what the evidence can hardly tell apart from it,
+    `equals` those of them that explain it exactly as well.
     """
 
     candidate: Candidate
@@ -72,7 +76,7 @@ def wilson(lost: float, sent: float) -> tuple[float, float]:
     p = lost / sent
     middle, half = p + z2 / (2 * sent), math.sqrt(z2 * (p * (1 - p) / sent + z2 / (4 * sent * sent)))
     scale = 1 + z2 / sent
-    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)
+    return max(0.0, min(p, (middle - half) / scale)), min(1.0, max(p, (middle + half) / scale))
 
 
 def localise(
@@ -92,11 +96,17 @@ def localise(
     """
     if not isinstance(components, Components):
         components = compile_components(components)
-    return localise_table(table_of(observations, dict(components.index)), components, noise=noise)
+    table = table_of(observations, dict(components.index))
+    return localise_table(table, components, noise=noise, threshold=ONLINE_THRESHOLD, further=0.0)
 
 
 def localise_table(
-    table: Table, components: Components, *, noise: float = 1e-6, threshold: float = THRESHOLD
+    table: Table,
+    components: Components,
+    *,
+    noise: float = 1e-6,
+    threshold: float = THRESHOLD,
+    further: float = FURTHER,
 ) -> list[Suspect]:
     """`localise` on arrays: O(rows x hops) sums, then about the flows with losses times what they may touch.
 
@@ -105,7 +115,7 @@ def localise_table(
     """
     if not np.any(table.lost) or not components.singles:
         return []
-    search = Search(Hazards(table, components, noise, BURSTS), threshold)
+    search = Search(Hazards(table, components, noise, BURSTS), threshold, further)
     chosen = search.run()
     found = [_suspect(search, chosen, i) for i in range(len(chosen))]
     return sorted(found, key=lambda s: (-round(s.score, 6), s.candidate.order))

@@ -47,10 +47,14 @@ class Chosen:
 
 
 class Search:
-    """One run over one table. `threshold`: prior log odds (nats) against any fault at all."""
+    """One run over one table.
 
-    def __init__(self, hazards: Hazards, threshold: float) -> None:
-        self.hazards = hazards
+    `threshold`: prior log odds (nats) against any fault at all; `further`: nats by which another fault costs less
+    where there is one already (the number of faults has a heavy tail: a bad day is bad in several places).
+    """
+
+    def __init__(self, hazards: Hazards, threshold: float, further: float = 0.0) -> None:
+        self.hazards, self.further = hazards, further
         c = self.components = hazards.components
         self.is_group = np.zeros(hazards.number, bool)
         self.is_group[c.groups] = True
@@ -98,7 +102,7 @@ class Search:
                 score = fit.gain - max(fit.healthy, float(burden(own, self.left)))
             parts.append(fit.lossy)
             total, least = total + score, min(least, score)
-        cost = float(self.costs[singles[0]])
+        cost = float(self.costs[singles[0]]) - (self.further if chosen else 0.0)
         if len(singles) > 1:
             cost += EXTRA_COST[self.components.singles[singles[0]].type]
             total = total if least >= MIN_PART_SCORE else 0.0
@@ -153,13 +157,12 @@ class Search:
 
         The other direction of what is broken in one already costs less.
         """
-        costs, partners = self.costs, {}
+        costs, partners = self.costs - (self.further if chosen else 0.0), {}
         for x in chosen:
             other = self.components.partner.get(x.singles[0]) if len(x.parts) == 1 else None
             if other is not None:
                 partners[other] = max(EXTRA_COST[self.components.singles[other].type], MIN_PART_SCORE)
         if partners:
-            costs = costs.copy()
             costs[list(partners)] = list(partners.values())
         worth = score - costs
         worth[list(barred)] = -np.inf
@@ -223,7 +226,8 @@ class Search:
             least = min(range(len(out)), key=lambda i: judged[i].worth)
             others = [x for j, x in enumerate(judged) if j != least]
             if judged[least].worth > 0 and self.enough(others, judged[least]):
-                return judged
+                first = max(x.worth for x in judged) - (self.further if others else 0.0)
+                return judged if first > 0 else []
             sides = [self.fit(others, (s,)) for s in out[least].singles] if len(out[least].parts) > 1 else []
             side = max(sides, key=lambda x: x.worth, default=None)
             out = [*others, side] if side is not None and side.worth > 0 else others
