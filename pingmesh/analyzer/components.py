@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
@@ -12,7 +11,7 @@ from pingmesh.analyzer.candidates import Candidate
 from pingmesh.analyzer.table import Ints, pointer
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Components:
     """Candidates with one loss rate (`singles`) as CSR over element numbers, and those with two (`pairs`).
 
@@ -30,13 +29,10 @@ class Components:
     """Element -> positions in `element_singles`."""
     element_singles: Ints
     pairs: dict[tuple[int, int], Candidate]
+    partner: dict[int, int]
+    """The other direction of a single."""
     groups: Ints
     """Numbers of the singles that hold several elements."""
-
-    @cached_property
-    def partner(self) -> dict[int, int]:
-        """The other direction of a single."""
-        return {a: b for pair in self.pairs for a, b in (pair, pair[::-1])}
 
     def of(self, single: int) -> list[int]:
         """The elements of a single."""
@@ -88,5 +84,6 @@ def compile_components(candidates: Sequence[Candidate]) -> Components:
         element_ptr=pointer(np.bincount(elements, minlength=len(index))),
         element_singles=np.repeat(np.arange(len(singles)), sizes)[order],
         pairs=pairs,
+        partner={a: b for pair in pairs for a, b in (pair, pair[::-1])},
         groups=np.flatnonzero(np.array(sizes) > 1),
     )

@@ -239,8 +239,12 @@ class Hazards:
         base, groups = self.given((), background), np.flatnonzero(crossing)
         positions, _ = expand(self.group_ptr, groups)
         pairs = self.group_pairs[positions]
-        weight, of_pair, burst, sparse = (a.copy() for a in (base.weight, base.hazard, base.burst, base.sparse))
-        weight[pairs], of_pair[pairs], of_group = self._paths(hazard, groups, pairs)
+        of_pair, burst, sparse = base.hazard.copy(), base.burst.copy(), base.sparse.copy()
+        changed, of_pair[pairs], of_group = self._paths(hazard, groups, pairs)
+        weight = base.weight
+        if self.has_hidden:
+            weight = weight.copy()
+            weight[pairs] = changed
         burst[groups] = self._burst(of_group, groups, OUTLIER)
         sparse[groups] = self._sparse(burst[groups], groups)
         return Given(tuple(lossy), weight, of_pair, burst, sparse, background)

@@ -148,7 +148,10 @@ class Search:
             if self.estimate(out):
                 score = h.scan(self.given(out), None, self.left)
             else:
-                touched = np.unique(h.pair_single[h.touches(single)[h.pair_group]])
+                # Others lose by it: those that showed too little before need no second look.
+                shown = score > MIN_PART_SCORE - SLACK
+                shown[single] = False
+                touched = np.unique(h.pair_single[h.touches(single)[h.pair_group] & shown[h.pair_single]])
                 score[touched] = h.scan(self.given(out), touched, self.left)
         return out
 

@@ -80,6 +80,7 @@ def test_the_order_of_flows_and_the_numbers_of_elements_mean_nothing(
         element_ptr=pointer(np.diff(c.element_ptr)[np.argsort(number)]),
         element_singles=np.concatenate([c.singles_of(int(e)) for e in np.argsort(number)]),
         pairs=c.pairs,
+        partner=c.partner,
         groups=c.groups,
     )
     mixed = table([counts[i] for i in order])
