@@ -34,7 +34,8 @@ from simulated_watch import HOST_SYMPTOMS, Book, Opened, Watch
 
 from pingmesh.analyzer.candidates import candidates_of
 from pingmesh.analyzer.components import Components, compile_components
-from pingmesh.analyzer.localise import localise_table
+from pingmesh.analyzer.localise import ONLINE_THRESHOLD
+from pingmesh.offline.spans import online
 from pingmesh.simulate.fabric import Distances, Fabric, distances
 from pingmesh.simulate.fabrics import dual_tor
 from pingmesh.simulate.faults import Placed, Places
@@ -353,7 +354,7 @@ def quiet_tail(windows: int, seed: int) -> dict[str, object]:
     """
     g = ground("three tiers")
     rng = np.random.default_rng([seed, 99])
-    thresholds = (-6.0, -4.0, -2.0, 0.0, 2.0, 5.0)
+    thresholds = (*(ONLINE_THRESHOLD - k for k in (11.0, 9.0, 7.0, 5.0, 3.0)), ONLINE_THRESHOLD)
     counts = dict.fromkeys(thresholds, 0)
     for n in range(windows):
         flows, _ = g.lists[n % DRAWS]
@@ -362,7 +363,7 @@ def quiet_tail(windows: int, seed: int) -> dict[str, object]:
             Sums.of(len(flows), [world.step(t, t + 5.0) for t in range(0, 60, 5)])
         )
         for t in thresholds:
-            counts[t] += any(s.lost >= 3 for s in localise_table(table, g.components, noise=1e-4, threshold=t))
+            counts[t] += any(s.lost >= 3 for s in online(table, g.components, noise=1e-4, threshold=t))
     return {"windows": windows, "rnics": len(g.fabric.rnics), "named": {str(t): k for t, k in counts.items()}}
 
 

@@ -16,14 +16,13 @@ import numpy as np
 from pingmesh.analyzer.components import Components
 from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook
 from pingmesh.analyzer.host_rules import SECOND
-from pingmesh.analyzer.localise import localise_table
 from pingmesh.analyzer.suspicion import Episode, Request, plan
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Tracker
 from pingmesh.analyzer.waits import USUAL
 from pingmesh.messages import LOST, NO_RTT, SLOW, Event, Peer, ProbeClass, ProbeList, TracedPath, Verdict
 from pingmesh.messages import Flow as Entry
 from pingmesh.offline.hosts import HostHistory
-from pingmesh.offline.spans import best_span
+from pingmesh.offline.spans import best_span, online
 from pingmesh.simulate.fabric import Fabric
 from pingmesh.simulate.output import RecordMaker
 from pingmesh.simulate.probes import CLASSES, Flows
@@ -222,7 +221,7 @@ class Watch:
         threshold = max(USUAL.slow_ns, 8 * float(np.quantile(means, 0.25)))
         if (means > threshold).sum() < 3:
             return []
-        suspects = localise_table(self.tables.delays(sums, threshold), self.components, noise=0.02, **self._more)
+        suspects = online(self.tables.delays(sums, threshold), self.components, noise=0.02, **self._more)
         return [_verdict(s, "high_rtt") for s in suspects if s.candidate.type != "link" or s.rate >= 0.5]
 
     # ------------------------------------------------------------ confirmation

@@ -10,7 +10,7 @@ import numpy as np
 from pingmesh.analyzer.candidates import candidates_of
 from pingmesh.analyzer.components import Components, compile_components
 from pingmesh.analyzer.host_rules import SECOND, HostView
-from pingmesh.analyzer.localise import Suspect, localise_table
+from pingmesh.analyzer.localise import Suspect
 from pingmesh.analyzer.symptoms import per_class, symptom_of
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Track, Tracker
 from pingmesh.analyzer.waits import USUAL
@@ -19,7 +19,7 @@ from pingmesh.messages import FindingReport, Verdict
 from pingmesh.offline.evidence import Evidence, Sums
 from pingmesh.offline.hosts import HostHistory, by_window
 from pingmesh.offline.recording import Recording
-from pingmesh.offline.spans import best_span
+from pingmesh.offline.spans import best_span, online
 from topology.model import Topology
 
 GATHERED_NS = 60 * SECOND
@@ -140,7 +140,7 @@ class Analyst:
             self._close_incident(name, now)
 
     def _suspects(self, evidence: Evidence, sums: Sums) -> list[Suspect]:
-        return localise_table(evidence.losses(sums), self.components, noise=self._noise)
+        return online(evidence.losses(sums), self.components, noise=self._noise)
 
     def _gathered(self, evidence: Evidence, w: int, span: int, score: float) -> list[Verdict]:
         """What a longer look back says, if it explains more than the window's own suspects do with their score."""
@@ -191,7 +191,7 @@ class Analyst:
         threshold = max(float(USUAL.slow_ns), SLOW_FACTOR * usual)
         if int((means > threshold).sum()) < SLOW_FLOWS:
             return []
-        suspects = localise_table(evidence.slow(sums, threshold), self.components, noise=max(self._noise, 0.02))
+        suspects = online(evidence.slow(sums, threshold), self.components, noise=max(self._noise, 0.02))
         out = []
         for s in suspects:
             if s.candidate.type == "link" and s.rate < 0.5:
