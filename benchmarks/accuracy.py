@@ -398,11 +398,10 @@ def main() -> None:
         for s in scenarios:
             if (s.name, seed) not in have and time.monotonic() - began < args.most_s:
                 runs.append(one_run(s, seed, not args.one_span))
-        if time.monotonic() - began < args.most_s:
-            print(
-                f"{time.monotonic() - began:7.0f} s  {seed + 1 - args.seed} runs of each", file=sys.stderr, flush=True
-            )
         save(args.json, runs, done.get("quiet"))
+        if time.monotonic() - began >= args.most_s:
+            break
+        print(f"{time.monotonic() - began:7.0f} s  {seed + 1 - args.seed} runs of each", file=sys.stderr, flush=True)
     quiet = done.get("quiet") or quiet_tail(4 if args.quick else args.quiet_windows, args.seed)
     result = save(args.json, runs, quiet)
     accuracy_page.show(result)
@@ -425,7 +424,10 @@ def save(path: Path | None, runs: list[dict], quiet: object) -> dict[str, object
         "runs": runs,
     }
     if path:
-        path.write_text(json.dumps(result) + "\n")
+        # Whole or not at all: a study that is cut short goes on from here.
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(result) + "\n")
+        part.replace(path)
     return result
 
 
