@@ -19,7 +19,8 @@ from pingmesh.messages import CONFIRM_BIT, Event, ProberRows
 
 REMEMBER_NS: Final = 5_000_000_000
 """An ACK this late still amends the loss."""
-SLOW_FLOOR_NS: Final = 1_000_000
+SLOW_SHARE: Final = 500
+"""Faster than this part of the time-out is not slow, whatever the baseline: 1 ms by default."""
 SLOW_FACTOR: Final = 8.0
 RTT_SLACK_NS: Final = 1_000_000
 """An RTT this much longer than the time between sending and reading is no RTT."""
@@ -47,6 +48,7 @@ class Ledger:
         self._on_event = on_event
         self._overdue_ns = overdue_ns
         self._timeout_ns = timeout_ns
+        self._slow_floor_ns = timeout_ns // SLOW_SHARE
         self._outstanding: dict[tuple[int, int, int], Outstanding] = {}
         self._young: deque[Outstanding] = deque()
         self._overdue: deque[Outstanding] = deque()
@@ -226,7 +228,7 @@ class Ledger:
             if not base:
                 flow.baseline_ns = rtt
             else:
-                slow = rtt > SLOW_FLOOR_NS and rtt > SLOW_FACTOR * base
+                slow = rtt > self._slow_floor_ns and rtt > SLOW_FACTOR * base
                 # A late one has been told of already.
                 if slow and now - record.sent_ns < self._timeout_ns and self._may_be_noisy(flow, now):
                     self._tell(messages.SLOW, record, rtt // 1000)
