@@ -22,7 +22,7 @@ from pingmesh.analyzer.components import Components
 from pingmesh.analyzer.table import Bools, Floats, Ints, Table, expand, pointer
 
 HAZARD_MAX = -math.log(1e-4)
-OUTLIER = 0.05
+OUTLIER = 0.3
 """Share of the flows through a lossy component that may lose any number of packets: real faults are not binomial, and
 what a fault does to its own flows must not accuse the other elements of those flows."""
 SHARE_HAZARDS = -np.log1p(-np.array([0.1, 0.3, 0.7, 0.97, 0.9999]))
