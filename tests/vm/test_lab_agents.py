@@ -33,17 +33,17 @@ def running() -> Iterator[Lab]:
     before = vm_lab.machine_state()
     with vm_lab.start(agents=True) as lab:
         yield lab
-        vm_lab.keep_logs(lab)
     vm_lab.until(lambda: vm_lab.machine_state()["rdma"] == before["rdma"], 60)
     assert vm_lab.machine_state() == before
 
 
 @pytest.fixture
-def lab(running: Lab) -> Lab:
+def lab(running: Lab) -> Iterator[Lab]:
     """The lab, with everything covered and nothing open."""
     assert running.wait_ready(READY_S), f"{running.status()}\n{vm_lab.tails(running)}"
     vm_lab.until(lambda: not opened(running), CLOSED_S, lambda: opened(running))
-    return running
+    yield running
+    vm_lab.keep_logs(running)
 
 
 def opened(lab: Lab) -> list[str]:
