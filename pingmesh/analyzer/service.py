@@ -338,7 +338,7 @@ class Analyzer:
             return
         fresh = self._new_evidence or any(s.lost for s in new)
         self._new_evidence = False
-        since = self._episode.began if self._episode else self._quiet_since(now)
+        since = self._since(now)
         j = self._judgement = self._judge.judge(now, since, self._traced_since(now))
         for host in j.view.undecided:
             self._watch(host)
@@ -351,6 +351,10 @@ class Analyzer:
             self._judged_from = now
         await self._publish_verdicts(now, j)
         await self._retrace_moved(now)
+
+    def _since(self, now: int) -> int:
+        """From when on evidence is judged: an episode goes on after an incident is over, whose losses are history."""
+        return max(self._episode.began, self._judged_from) if self._episode else self._quiet_since(now)
 
     def _quiet_since(self, now: int) -> int:
         """Without suspicion: the last minute, but not what was before the open incidents began."""
