@@ -498,7 +498,7 @@ async def test_who_spins_is_not_woken(bench: Bench, stamped: Bench) -> None:
     for each in (bench, stamped):
         each.now += 1
         each.transport.spin()
-        rearmed = each.device.queue.rearmed
+        arms = each.device.queue.arms
         each.pairs[0].arrive(PROBE, PEER, 42)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -506,4 +506,26 @@ async def test_who_spins_is_not_woken(bench: Bench, stamped: Bench) -> None:
         each.pairs[0].arrive(PROBE, PEER, 42)
         await settle()
         assert len(each.got) == 2
-        assert each.device.queue.rearmed == rearmed
+        assert each.device.queue.arms == arms
+
+
+async def test_an_ack_that_comes_while_the_one_before_is_handled_needs_no_wake_up(bench: Bench) -> None:
+    queue, pair = bench.device.queue, bench.pairs[0]
+    await settle()
+    arms, came = queue.arms, [1]
+
+    def one_more() -> None:
+        if came:
+            came.pop()
+            pair.arrive(PROBE, PEER, 42)
+            queue.armed = False  # nobody is told of what came before
+
+    queue.before_arming = one_more
+    pair.arrive(PROBE, PEER, 42)
+    await settle()
+    assert len(bench.got) == 2
+    assert queue.arms == arms + 1
+    assert queue.armed
+    pair.arrive(PROBE, PEER, 42)
+    await settle()
+    assert len(bench.got) == 3

@@ -7,7 +7,7 @@ import ipaddress
 import itertools
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from agent.transport.verbs.edge import GRH, Capabilities, Gid, Happening, Port, Shape, Stamped
@@ -59,13 +59,19 @@ class FakeQueue:
         self.stamps = stamps
         self.entries: deque[Stamped] = deque()
         self.fd, self._write = (-1, -1) if stamps else os.pipe()
-        self.rearmed = 0
+        self.armed = True
+        self.arms = 0
+        self.before_arming: Callable[[], None] = lambda: None
 
     def poll(self, limit: int) -> list[Stamped]:
         return [self.entries.popleft() for _ in range(min(limit, len(self.entries)))]
 
-    def rearm(self) -> None:
-        self.rearmed += 1
+    def arm(self) -> None:
+        self.before_arming()
+        self.armed = True
+        self.arms += 1
+
+    def take_event(self) -> None:
         os.set_blocking(self.fd, False)
         while True:
             try:
@@ -74,8 +80,10 @@ class FakeQueue:
                 return
 
     def put(self, entry: Stamped) -> None:
+        """As a device does: only the first since the queue was armed is told."""
         self.entries.append(entry)
-        if self.fd >= 0:
+        if self.armed and self.fd >= 0:
+            self.armed = False
             os.write(self._write, b"x")
 
     def close(self) -> None:

@@ -119,8 +119,11 @@ class Queue(Protocol):
     def poll(self, limit: int) -> Sequence[Completion]:
         """Take up to `limit` entries (`Stamped` ones where the queue has stamps)."""
 
-    def rearm(self) -> None:
-        """Take the notification that made `fd` readable and ask for the next. Poll afterwards."""
+    def take_event(self) -> None:
+        """Take the notification that made `fd` readable, if there is one."""
+
+    def arm(self) -> None:
+        """Ask to be notified of what comes from now on. Poll afterwards: what came before is not told."""
 
 
 class Pair(Protocol):

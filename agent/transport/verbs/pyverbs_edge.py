@@ -261,8 +261,8 @@ class PlainQueue:
         """Take up to `limit` entries."""
         return self._queue.poll(limit)[1] or ()
 
-    def rearm(self) -> None:
-        """Take the notification that made `fd` readable and ask for the next. Poll afterwards."""
+    def take_event(self) -> None:
+        """Take the notification that made `fd` readable, if there is one."""
         try:
             self._channel.get_cq_event(self._queue)
         except self._error:
@@ -273,6 +273,9 @@ class PlainQueue:
             if self._events == _EVENTS_KEPT:
                 self._queue.ack_events(self._events)
                 self._events = 0
+
+    def arm(self) -> None:
+        """Ask for a notification of what comes from now on. Poll afterwards."""
         self._queue.req_notify()
 
 
@@ -305,7 +308,10 @@ class StampQueue:
             queue.end_poll()
         return found
 
-    def rearm(self) -> None:
+    def take_event(self) -> None:
+        """There is none."""
+
+    def arm(self) -> None:
         """There is nothing to arm."""
 
 

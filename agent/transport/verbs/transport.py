@@ -419,7 +419,7 @@ class VerbsTransport:
     def _readable(self) -> None:
         if self._closed or self._spinning:
             return
-        self._queue.rearm()
+        self._queue.take_event()
         self._drain()
 
     def _poll_later(self) -> None:
@@ -451,17 +451,19 @@ class VerbsTransport:
             raise OSError(errno.ENOBUFS, f"{self.system}: the send queue is full")
 
     def _drain(self) -> int:
-        """Take what completed; returns how many."""
+        """Take what completed; returns how many.
+
+        The queue is armed after the first batch: an ACK2 that came while its ACK1 was handled needs no other wake-up.
+        """
         if self._closed:
             return 0
         total = 0
+        armed = self._spinning or self._queue.fd < 0
         for _ in range(ROUNDS):
             found: Sequence[Completion] = self._queue.poll(BATCH)
             if self._backlog:
                 found = [*self._backlog, *found]
                 self._backlog = []
-            if not found:
-                return total
             now = self._now()
             total += len(found)
             for completion in found:
@@ -470,7 +472,10 @@ class VerbsTransport:
                     self._received(completion, wr_id, now)
                 else:
                     self._completed(completion, wr_id)
-            if len(found) < BATCH and not self._backlog:
+            if not armed:
+                armed = True
+                self._queue.arm()
+            elif len(found) < BATCH and not self._backlog:
                 # It was empty then, and whatever came later is told.
                 return total
         if self._loop is not None and self._queue.fd >= 0:
