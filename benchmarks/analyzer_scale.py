@@ -5,7 +5,7 @@
 For each size a process of its own runs the product's analyzer: its MQTT session, handlers, join and judgement. Agents'
 messages (`agents_at_scale.py`: windows of 5 s at default rates, with background loss) come through a mosquitto of our
 own from this process; `--direct` leaves broker and client out. Time is replayed, not waited for: the analyzer's clock
-is set to when each window's reports leave. CPU seconds are those of the analyzer's process (user and system): receiving,
+is set to when each window's reports leave. CPU seconds are those of the analyzer's process: receiving,
 decoding and taking in, joining both ends, one look (host rules, evidence, verdicts) after each window; then a look at a
 fabric with a link that loses 10 %. Lists and traces from before are given to the analyzer's handler first, and not
 counted. `--quick`: 1,000 and 4,000 RNICs.
