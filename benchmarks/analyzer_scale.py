@@ -111,17 +111,14 @@ async def _replay(pipe: Connection, shape: Shape, port: int, received: Synchroni
     replay = Replay(shape, port, received)
     a = replay.analyzer
     figures: Figures = {"start_s": time.process_time() - began}
-    session = asyncio.create_task(a._bus.run()) if port else None
-    if session is not None:
-        await a._bus.connected.wait()
-    else:
+    session = None
+    if not port:
         a._bus.connected.set()
 
         async def nobody(topic: object, payload: bytes, *, qos: int = 0, retain: bool = False) -> None:
             pass
 
         a._bus.publish = nobody  # type: ignore[method-assign]
-    a._quiet_until = 0
     loop = asyncio.get_running_loop()
     pipe.send("ready")
     looks: list[float] = []
@@ -135,6 +132,10 @@ async def _replay(pipe: Connection, shape: Shape, port: int, received: Synchroni
             figures["rss_before_mb"] = _rss_mb()
             answer: object = replay.count
             received.value = replay.count
+        elif command == "connect":
+            session = asyncio.create_task(a._bus.run())
+            await a._bus.connected.wait()
+            answer = None
         elif command == "clock":
             replay.now = argument
             answer = None
@@ -311,6 +312,7 @@ def _measure(agents: Agents, folder: Path, port: int, profile: str) -> Figures:
         expected = ask("setup", str(file))
     publisher = Publisher(port, received) if port else None
     if publisher is not None:
+        ask("connect")
         publisher.sent = expected
     counts = [agents.count(loss=LOSS) for _ in range(WINDOWS)]
     counts += [agents.count(loss=LOSS, faulty=FAULTY, rate=RATE) for _ in range(3)]

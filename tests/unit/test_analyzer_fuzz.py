@@ -243,7 +243,16 @@ class Rig:
         a, book, store = self.a, self.a._book, self.a._store
         return repr(
             (
-                (book.flows, book.rnic_names, book.classes, book.latest, book._paths, book._versions),
+                (
+                    book.flows,
+                    book.rnic_names,
+                    book.classes,
+                    book.latest,
+                    book._records,
+                    book._versions,
+                    book.rows.traced.sum(),
+                    book.rows.confirmed.sum(),
+                ),
                 (a._hosts.hosts, a._tracker.tracks, a._episode, a._covered),
                 (store.samples, store._windows, store._responders),
             )
