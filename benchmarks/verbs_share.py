@@ -194,7 +194,7 @@ def device_s(rounds: int = 20_000) -> float:
     for device in (a, b):
         device.register(1 << 16)
         device.make_queue(64, False)
-        device.make_pair(Shape(1, 1, 0, 128, 16, 0, 16, 0)).post_receive(0)
+        device.make_pair(Shape(1, 1, 0, 128, 16, 0, 16, 0, 128, 0, 0, 0)).post_receive(0)
     handle = Handle(b)
     began = time.process_time()
     for _ in range(rounds):

@@ -12,10 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 
-import aiomqtt
-
 from pingmesh import topics
 from pingmesh.config import BrokerSettings
+from pingmesh.lean_aiomqtt import aiomqtt
 from pingmesh.messages import BadMessageError
 
 log = logging.getLogger(__name__)

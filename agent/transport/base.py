@@ -35,7 +35,7 @@ class Receiver(Protocol):
     """Takes what arrives for the own queue pair: right ICRC, own QPN, own Q_Key."""
 
     def receive(self, payload: memoryview, source: str, qpn: int, sport: int, dscp: int, ttl: int, rx_ns: int) -> None:
-        """One packet; `payload` is valid during the call only.
+        """One packet; `payload` is valid during the call only, and what is beyond its first 128 bytes may be left out.
 
         `source` and `qpn` say who sent it. `sport` is 0 and `ttl` -1 where the transport cannot see them. Must not
         raise.
@@ -94,7 +94,7 @@ class Transport(Protocol):
         """
 
     def send(self, target: Target, sport: int, dscp: int, payload: bytes | bytearray, size: int, stamp: bool) -> int:
-        """Send `payload` padded with zeros to `size` bytes (a multiple of 4).
+        """Send `payload` (at most 128 bytes) padded with zeros to `size` bytes (a multiple of 4).
 
         Returns the send stamp if `stamp` and already known, else 0: then `await_stamp` gets it later. Raises OSError
         when the packet did not leave.

@@ -274,7 +274,7 @@ def test_a_bond_s_member_can_only_be_chosen_where_the_provider_lets(
     device = PyverbsEdge().open("mlx5_0")
     device.register(4096)
     device.make_queue(16, False)
-    pair = device.make_pair(Shape(1, 1, 0, 64, 1, 0, 1, 0))
+    pair = device.make_pair(Shape(1, 1, 0, 64, 1, 0, 1, 0, 64, 0, 0, 0))
 
     def missing(name: str) -> Any:
         if name.startswith("providers"):

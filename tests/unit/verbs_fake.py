@@ -127,7 +127,11 @@ class FakePair:
         if self.closed or self.device.script.gone:
             raise OSError(errno.EINVAL, "a send cannot be posted")
         assert not handle.closed
-        self.sent.append(Sent(bytes(self.device.memory[at : at + size]), handle, qpn, qkey))
+        shape, memory = self.shape, self.device.memory
+        padding = size - min(size, shape.head)
+        assert padding <= shape.padding
+        packet = bytes(memory[at : at + size - padding]) + bytes(memory[shape.zeros_at : shape.zeros_at + padding])
+        self.sent.append(Sent(packet, handle, qpn, qkey))
         if signaled or self.error:
             stamp = self.device.tick() if self.device.queue.stamps else 0
             self.device.queue.put(Stamped(self.shape.send_id + slot, self.error, 0, 0, stamp))
@@ -156,7 +160,10 @@ class FakePair:
         else:
             header = (6 << 28 | dscp << 22).to_bytes(4) + bytes((0, 0, 17, ttl)) + packed + to
         data = header + payload
-        self.device.memory[at : at + len(data)] = data
+        head, rest = data[: self.shape.receive_size], data[self.shape.receive_size :]
+        assert len(rest) <= self.shape.padding
+        self.device.memory[at : at + len(head)] = head
+        self.device.memory[self.shape.spill_at : self.shape.spill_at + len(rest)] = rest
         stamp = self.device.tick() if self.device.queue.stamps else 0
         self.device.queue.put(Stamped(self.shape.receive_id + slot, status, GRH + len(payload), src_qp, stamp))
         return True

@@ -60,7 +60,9 @@ class Shape:
     """A queue pair to make, and where in the registered memory its packets lie.
 
     Receive slot i is `receive_size` bytes at `receive_at + i * receive_size`; a completion tells `receive_id + i`
-    or `send_id + slot`.
+    or `send_id + slot`. What of a packet goes beyond its slot is padding: of one that comes it is written to
+    `spill_at`, one place for all, and of one that is sent, beyond its first `head` bytes, it is read from `zeros_at`;
+    `padding` bytes of room there are at either.
     """
 
     port: int
@@ -71,6 +73,10 @@ class Shape:
     receive_id: int
     sends: int
     send_id: int
+    head: int
+    zeros_at: int
+    spill_at: int
+    padding: int
 
 
 class Completion(Protocol):
@@ -135,7 +141,9 @@ class Pair(Protocol):
         """Give the slot's buffer to the device."""
 
     def post_send(self, slot: int, at: int, size: int, signaled: bool, handle: Handle, qpn: int, qkey: int) -> None:
-        """Send `size` bytes at offset `at` of the memory. A slot always has the same `at` and `signaled`."""
+        """Send the head at offset `at` of the memory, `size` bytes with padding. A slot always has the same `at` and
+        `signaled`.
+        """
 
     def choose_leg(self, leg: int) -> int:
         """Have packets leave by a bond's member, counting from 1; the one that they really leave by.

@@ -8,71 +8,68 @@ from collections.abc import Sequence
 from agent.transport.base import Stamped
 from agent.transport.verbs.edge import GRH, Device, Handle, Pair, Shape
 
-SMALL = 128
-"""Payloads up to so many bytes use the ring of small slots."""
-BLOCK = 14
+HEAD = 128
+"""Bytes of a packet that have room of their own. What a probe has more is zeros, which all share."""
+BLOCK = 15
 """Without device stamps nobody waits for a send's completion but the ring, which is told of the last of each block."""
 ONLY_BLOCKS, EACH_BLOCKS = 8, 2
-"""Blocks in the ring of an RNIC's only lane, and in those of each of several."""
-LARGE_SLOTS = 2
-"""Providers make queues of a power of two less one: with these, two blocks are 30."""
+"""Blocks in the ring of an RNIC's only lane, and in those of each of several. Providers make queues of a power of two
+less one: two blocks are 30.
+"""
 FIRST_RECEIVES, OTHER_RECEIVES = 63, 31
+"""Probes come to the first lane, to the others come ACKs."""
 RECEIVE_BIT = 1 << 23
 LANE_SHIFT, SLOT_MASK = 16, 0xFFFF
 GENERATION_SHIFT = 24
 
 
 class Layout:
-    """Where the rings of all lanes lie in the registered memory.
-
-    Probes come to the first lane, any size of them; to the others come ACKs, which are small.
-    """
+    """Where the rings of all lanes lie in the registered memory, and the padding of large packets."""
 
     def __init__(self, lanes: int, mtu: int) -> None:
         self.mtu = mtu
-        self.small_slots = BLOCK * (ONLY_BLOCKS if lanes == 1 else EACH_BLOCKS)
-        self.sends = self.small_slots + LARGE_SLOTS
-        self.receive_sizes = [GRH + mtu, *[GRH + SMALL] * (lanes - 1)]
+        self.sends = BLOCK * (ONLY_BLOCKS if lanes == 1 else EACH_BLOCKS)
+        self.receive_size = GRH + HEAD
         self.receives = [FIRST_RECEIVES, *[OTHER_RECEIVES] * (lanes - 1)]
         self.receive_at: list[int] = []
         self.send_at: list[int] = []
         at = 0
-        for size, slots in zip(self.receive_sizes, self.receives, strict=True):
+        for slots in self.receives:
             self.receive_at.append(at)
-            at += size * slots
+            at += self.receive_size * slots
             self.send_at.append(at)
-            at += self.small_slots * SMALL + LARGE_SLOTS * mtu
-        self.size = (at + 4095) & ~4095
+            at += HEAD * self.sends
+        self.padding = max(0, mtu - HEAD)
+        self.zeros_at = at
+        self.spill_at = at + self.padding
+        self.size = (self.spill_at + self.padding + 4095) & ~4095
         self._lanes = lanes
 
     def entries(self, stamped: bool) -> int:
         """Completions that may be waiting at once, when every send is `stamped`, or only the last of each block."""
-        told = self.sends if stamped else self.small_slots // BLOCK + LARGE_SLOTS
-        return sum(self.receives) + self._lanes * told
+        return sum(self.receives) + self._lanes * (self.sends if stamped else self.sends // BLOCK)
 
 
 class Lane:
     """One queue pair. All its receive slots are posted from the start.
 
-    The ring of small packets is used block by block: a block is taken when its first slot is, and free again when its
-    last slot's completion came. The slots of large packets are blocks of their own.
+    The ring of sends is used block by block: a block is taken when its first slot is, and free again when its last
+    slot's completion came.
     """
 
     __slots__ = (
-        "_large_at",
         "_mtu",
+        "_send_at",
         "_slots",
         "_stamped",
         "busy",
-        "large",
         "memory",
         "missing",
+        "next",
         "pair",
         "qpn",
         "receive_at",
         "receive_size",
-        "small",
-        "small_at",
         "sport",
         "waiting",
     )
@@ -82,16 +79,15 @@ class Lane:
     ) -> None:
         self.memory = device.memory
         self.receive_at = layout.receive_at[number]
-        self.receive_size = layout.receive_sizes[number]
+        self.receive_size = layout.receive_size
         self.sport = 0
         self.waiting: list[Stamped | None] = [None] * layout.sends if stamped else []
-        self.small_at = layout.send_at[number]
-        self.small = self.large = 0
-        """The next slot of either ring."""
-        self.busy = [False] * (layout.small_slots // BLOCK + LARGE_SLOTS)
+        self.next = 0
+        """The next slot of the ring of sends."""
+        self.busy = [False] * (layout.sends // BLOCK)
         """By block: whether it is taken."""
-        self._slots = layout.small_slots
-        self._large_at = self.small_at + layout.small_slots * SMALL
+        self._send_at = layout.send_at[number]
+        self._slots = layout.sends
         self._mtu = layout.mtu
         self._stamped = stamped
         own = generation << GENERATION_SHIFT | number << LANE_SHIFT
@@ -104,6 +100,10 @@ class Lane:
             own | RECEIVE_BIT,
             layout.sends,
             own,
+            HEAD,
+            layout.zeros_at,
+            layout.spill_at,
+            layout.padding,
         )
         self.pair: Pair = device.make_pair(shape)
         self.qpn = self.pair.qpn
@@ -119,44 +119,30 @@ class Lane:
 
     @property
     def full(self) -> bool:
-        """Whether the next small packet would begin a block that is taken."""
-        return not self.small % BLOCK and self.busy[self.small // BLOCK]
-
-    @property
-    def large_full(self) -> bool:
-        """As `full`, for the next large packet."""
-        return self.busy[self._slots // BLOCK + self.large]
+        """Whether the next packet would begin a block that is taken."""
+        return not self.next % BLOCK and self.busy[self.next // BLOCK]
 
     def send(self, payload: bytes | bytearray, size: int, handle: Handle, qpn: int, qkey: int) -> int:
-        """Post a small packet whose ring is not full; returns its slot. Raises OSError."""
-        slot = self.small
-        at = self.small_at + slot * SMALL
+        """Post a packet of at most HEAD bytes and padding; the ring must not be full. Its slot. Raises OSError."""
+        if size > self._mtu or len(payload) > HEAD:
+            raise OSError(
+                errno.EMSGSIZE,
+                f"{len(payload)} of {size} bytes do not fit into {HEAD} and an MTU of {self._mtu}",
+            )
+        slot = self.next
+        at = self._send_at + slot * HEAD
         place = slot % BLOCK
-        # Every payload of one size is equally long: the padding stays zero.
+        # Payloads are equally long, all of them: what is behind them in the slot stays zero.
         self.memory[at : at + len(payload)] = payload
         self.pair.post_send(slot, at, size, self._stamped or place == BLOCK - 1, handle, qpn, qkey)
         if not place:
             self.busy[slot // BLOCK] = True
-        self.small = slot + 1 if slot + 1 < self._slots else 0
-        return slot
-
-    def send_large(self, payload: bytes | bytearray, size: int, handle: Handle, qpn: int, qkey: int) -> int:
-        """As `send`, for a packet of more than SMALL bytes."""
-        if size > self._mtu:
-            raise OSError(errno.EMSGSIZE, f"{size} bytes do not fit into the MTU of {self._mtu}")
-        slot = self._slots + self.large
-        at = self._large_at + self.large * self._mtu
-        self.memory[at : at + len(payload)] = payload
-        self.pair.post_send(slot, at, size, True, handle, qpn, qkey)
-        self.busy[self._slots // BLOCK + self.large] = True
-        self.large = (self.large + 1) % LARGE_SLOTS
+        self.next = slot + 1 if slot + 1 < self._slots else 0
         return slot
 
     def completed(self, slot: int) -> None:
         """A send completed, and with it all before it."""
-        if slot >= self._slots:
-            self.busy[self._slots // BLOCK + slot - self._slots] = False
-        elif slot % BLOCK == BLOCK - 1:
+        if slot % BLOCK == BLOCK - 1:
             self.busy[slot // BLOCK] = False
 
     def give_up(self) -> None:

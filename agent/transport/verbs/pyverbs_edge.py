@@ -210,7 +210,7 @@ class PyverbsDevice:
         """A queue pair on the queue made last."""
         qp = library.load("qp")
         with _as_os_error(f"{self.name}: no queue pair"):
-            cap = qp.QPCap(max_send_wr=shape.sends, max_recv_wr=shape.receives)
+            cap = qp.QPCap(max_send_wr=shape.sends, max_recv_wr=shape.receives, max_send_sge=2, max_recv_sge=2)
             init = qp.QPInitAttr(
                 qp_type=self._enums.IBV_QPT_UD, scq=self._queue, rcq=self._queue, cap=cap, sq_sig_all=0
             )
@@ -334,11 +334,15 @@ class PyverbsPair:
 
     def _receive_request(self, slot: int) -> Any:
         shape = self._shape
-        at = self._address + shape.receive_at + slot * shape.receive_size
-        element = self._wr.SGE(at, shape.receive_size, self._lkey)
-        request = self._wr.RecvWR(wr_id=shape.receive_id + slot, num_sge=1, sg=[element])
-        element.close()  # the request has a copy
+        elements = [self._element(shape.receive_at + slot * shape.receive_size, shape.receive_size)]
+        if shape.padding:
+            elements.append(self._element(shape.spill_at, shape.padding))
+        request = self._wr.RecvWR(wr_id=shape.receive_id + slot, num_sge=len(elements), sg=elements)
+        _close_all(elements)  # the request has copies
         return request
+
+    def _element(self, at: int, size: int) -> Any:
+        return self._wr.SGE(self._address + at, size, self._lkey)
 
     def _send_request(self, slot: int, at: int, size: int, signaled: bool) -> Any:
         kept = self._sends.get(size)
@@ -346,15 +350,18 @@ class PyverbsPair:
             if len(self._sends) >= _SIZES_KEPT:
                 _close_all(self._sends.pop(next(iter(self._sends))))
             kept = self._sends[size] = [None] * self._shape.sends
-        element = self._wr.SGE(self._address + at, size, self._lkey)
+        shape = self._shape
+        elements = [self._element(at, min(size, shape.head))]
+        if size > shape.head:
+            elements.append(self._element(shape.zeros_at, size - shape.head))
         request = self._wr.SendWR(
-            wr_id=self._shape.send_id + slot,
+            wr_id=shape.send_id + slot,
             opcode=self._opcode,
-            num_sge=1,
-            sg=[element],
+            num_sge=len(elements),
+            sg=elements,
             send_flags=_SEND_SIGNALED if signaled else 0,
         )
-        element.close()
+        _close_all(elements)
         kept[slot] = request
         return request
 
@@ -366,7 +373,7 @@ class PyverbsPair:
             raise OSError(_code(error), "a receive cannot be posted") from None
 
     def post_send(self, slot: int, at: int, size: int, signaled: bool, handle: Handle, qpn: int, qkey: int) -> None:
-        """Send `size` bytes at offset `at` of the memory."""
+        """Send the head at offset `at` of the memory, `size` bytes with padding."""
         kept = self._sends.get(size)
         request = kept[slot] if kept is not None else None
         if request is None:

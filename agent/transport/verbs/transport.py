@@ -22,10 +22,10 @@ from agent.transport.verbs.handles import HandleBook, Route
 from agent.transport.verbs.lanes import (
     BLOCK,
     GENERATION_SHIFT,
+    HEAD,
     LANE_SHIFT,
     RECEIVE_BIT,
     SLOT_MASK,
-    SMALL,
     Lane,
     Layout,
     lane_of,
@@ -384,14 +384,9 @@ class VerbsTransport:
         if handle is None or now >= route.check_ns:
             handle = self._book.handle(route, label, dscp, now)
         try:
-            if size <= SMALL:
-                if lane.small % BLOCK == 0 and lane.full:
-                    self._make_room(lane, False)
-                slot = lane.send(payload, size, handle, target.qpn, target.qkey)
-            else:
-                if lane.large_full:
-                    self._make_room(lane, True)
-                slot = lane.send_large(payload, size, handle, target.qpn, target.qkey)
+            if lane.next % BLOCK == 0 and lane.full:
+                self._make_room(lane)
+            slot = lane.send(payload, size, handle, target.qpn, target.qkey)
         except OSError as error:
             if error.errno not in (errno.EMSGSIZE, errno.ENOMEM, errno.ENOBUFS):
                 self._trouble(str(error))
@@ -440,14 +435,14 @@ class VerbsTransport:
         """Without device stamps nobody knows how long a packet waited; with them the clocks differ: 0."""
         return 0
 
-    def _make_room(self, lane: Lane, large: bool) -> None:
+    def _make_room(self, lane: Lane) -> None:
         """See what has left meanwhile; packets that came are left for their turn. Raises OSError if nothing has."""
         for completion in self._queue.poll(BATCH * ROUNDS):
             if completion.wr_id & RECEIVE_BIT:
                 self._backlog.append(completion)
             else:
                 self._completed(completion, completion.wr_id)
-        if lane.large_full if large else lane.full:
+        if lane.full:
             raise OSError(errno.ENOBUFS, f"{self.system}: the send queue is full")
 
     def _drain(self) -> int:
@@ -522,7 +517,7 @@ class VerbsTransport:
             if source is None or head[0] >> 4 != self._version or length <= GRH:
                 self.bad_frames += 1
             elif self._receive is not None:
-                payload = lane.memory[at + GRH : at + length]
+                payload = lane.memory[at + GRH : at + min(length, GRH + HEAD)]
                 self._receive(payload, source, completion.src_qp, 0, traffic_class >> 2, ttl, now)
         except Exception:
             # The rest of the batch must not suffer: what is not given back is lost to the ring for good.

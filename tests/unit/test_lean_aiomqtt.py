@@ -1,0 +1,36 @@
+"""What is left out of aiomqtt's imports, and that it is there for others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+SHOWN = (
+    "print(json.dumps([m in sys.modules for m in ('urllib.request', 'http.client', 'aiomqtt', 'paho.mqtt.client')]))"
+)
+
+
+def loaded(*lines: str) -> list[bool]:
+    code = "\n".join(["import json, sys", *lines, SHOWN])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
+
+
+def test_an_agent_has_no_http() -> None:
+    assert loaded("import agent.main") == [False, False, True, True]
+
+
+def test_who_imports_it_later_has_the_real_one() -> None:
+    real = "assert urllib.request.urlopen and urllib.request.getproxies() is not None"
+    assert loaded("import pingmesh.bus", "import urllib.request", real) == [True, True, True, True]
+
+
+def test_who_imported_it_before_keeps_it() -> None:
+    same = "assert sys.modules['urllib.request'] is urllib.request and urllib.request.urlopen"
+    assert loaded("import urllib.request", "import pingmesh.bus", same) == [True, True, True, True]
+
+
+def test_with_pysocks_paho_may_look_for_a_proxy() -> None:
+    finds = "importlib.util.find_spec = lambda name, real=importlib.util.find_spec: real('json' if name == 'socks' else name)"
+    assert loaded("import importlib.util", finds, "import pingmesh.bus")[0]
