@@ -24,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pingmesh.analyzer.candidates import candidates_of
 from pingmesh.analyzer.components import Components, compile_components
 from pingmesh.analyzer.delay_watch import CLOCKS, DelayWatch, Slow
+from pingmesh.analyzer.delays import delay_candidates
 from pingmesh.analyzer.table import Bools, Floats, Ints
 from pingmesh.analyzer.waits import USUAL
 from pingmesh.simulate.fabric import Fabric, names_of
@@ -157,7 +157,7 @@ def make(seed: int) -> Study:
     topology = leaf_spine(16, 8, 16, 1)
     fabric = Fabric(topology)
     flows = draw_probes(fabric, rng, Lists(large_share=0.0))
-    components = compile_components(candidates_of(topology))
+    components = compile_components(delay_candidates(topology))
     simulation = Simulation(fabric, flows, rng)
     watch = DelayWatch(components, len(fabric.rnics), USUAL.slow_ns)
     software = simulation.software[fabric.host_of]

@@ -65,7 +65,6 @@ class DelayBook:
         """The newest window with round trips."""
         self._number: dict[Hashable, int] = {}
         self._keys: list[Hashable] = []
-        self._paths: dict[tuple[int, int], tuple[Crossings, PathSet, PathSet]] = {}
         self._crossings: list[Crossings] = []
         self._compiled: tuple[Ints, Crossings] | None = None
         self._room = 0
@@ -88,22 +87,15 @@ class DelayBook:
     # ------------------------------------------------------------ slots
 
     def slot(self, key: Hashable, prober: int, responder: int, there: PathSet, back: PathSet) -> int:
-        """The slot of a flow (`key`) on these paths; made on first sight. RNICs are numbered by the caller.
-
-        Path sets are told apart by identity: the flow book gives the same object each time.
-        """
-        whole = (key, id(there), id(back))
+        """The slot of a flow (`key`) on these paths; made on first sight. RNICs are numbered by the caller."""
+        whole = (key, there, back)
         found = self._number.get(whole)
         if found is not None:
             return found
-        pair = (id(there), id(back))
-        if pair not in self._paths:
-            # The sets are kept, so that nobody else gets their identity.
-            self._paths[pair] = (crossings_of(self.components, there, back), there, back)
         slot = len(self._keys)
         self._number[whole] = slot
         self._keys.append(whole)
-        self._crossings.append(self._paths[pair][0])
+        self._crossings.append(crossings_of(self.components, there, back))
         self._compiled = None
         if slot >= self._room:
             self._grow()
@@ -134,8 +126,6 @@ class DelayBook:
         self._keys = [self._keys[i] for i in keep.tolist()]
         self._crossings = [self._crossings[i] for i in keep.tolist()]
         self._number = {k: i for i, k in enumerate(self._keys)}
-        pairs = {k[1:] for k in self._keys}  # type: ignore[index] # our own triples
-        self._paths = {p: v for p, v in self._paths.items() if p in pairs}
         self.prober, self.responder, self.hops = self.prober[keep], self.responder[keep], self.hops[keep]
         self._cells, self._blocks, self._stamps = self._cells[keep], self._blocks[keep], self._stamps[keep]
         self._at, self._noise, self._held, self._used = (

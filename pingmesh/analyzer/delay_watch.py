@@ -50,7 +50,7 @@ STILL = 0.6
 """Share of the delay below which it is over."""
 SAME = 0.5
 """Share of the affected flows in common from which two looks speak of the same delay."""
-FINEST_NS, FINEST_SHARE = 2_000.0, 0.05
+FINEST_NS, FINEST_SHARE = 1_500.0, 0.05
 """Hardware stamps: the least delay told, and the least share of the usual round trip."""
 KERNEL_NS, KERNEL_SHARE = 200_000.0, 1.0
 """Kernel stamps, of links: a busy host is late by as much as that, but not all hosts beyond one link."""
@@ -146,6 +146,7 @@ class DelayWatch:
             looks.append((found, self._search(found), BLOCK * (MEMORY - 1)))
         for excess, suspect, memory in _distinct(looks):
             self._note(excess, suspect, end, end + memory)
+        self._supersede(end)
         for key, t in list(self._tracks.items()):
             if t.until < end or self._is_over(t, recent):
                 del self._tracks[key]
@@ -195,6 +196,13 @@ class DelayWatch:
             track.slots = slots
         track.hits += end > track.last
         track.last, track.until = end, max(track.until, until)
+
+    def _supersede(self, end: int) -> None:
+        """What now has other names, which two looks have found, loses its old one."""
+        new = [t for t in self._tracks.values() if t.last == end and t.hits >= LOOKS]
+        for key, t in list(self._tracks.items()):
+            if t.last < end and any(_common(t.slots, n.slots) > SAME for n in new):
+                del self._tracks[key]
 
     def _is_queue(self, slots: Ints, s: DelaySuspect, end: int) -> bool:
         cells = self.book.cells(end - 5, end)[slots] - self.book.usual(end - 5)[0][slots][:, None]

@@ -22,11 +22,12 @@ from enum import IntEnum
 
 import numpy as np
 
-from pingmesh.analyzer.candidates import Candidate
+from pingmesh.analyzer.candidates import Candidate, candidates_of
 from pingmesh.analyzer.components import Components
 from pingmesh.analyzer.flows import PathSet
 from pingmesh.analyzer.search import EXTRA_COST, MARGIN, NEAR, SLACK
 from pingmesh.analyzer.table import Bools, Floats, Ints, expand, pointer
+from topology.model import Topology
 
 FREEDOM = 3.0
 """Degrees of freedom of the noise."""
@@ -58,6 +59,21 @@ class Cause(IntEnum):
     RESPONDER = 4
 
 
+def delay_candidates(topology: Topology) -> list[Candidate]:
+    """What may be slow: all that may be broken, and of each switch with RNICs also its links to other switches alone.
+
+    Back-pressure and routing delay those and not what stays under the switch; as every round trip beyond it takes one
+    of them up and one down, which of the two ways it is cannot be told.
+    """
+    out = candidates_of(topology)
+    tors = {leg.switch for rnic in topology.rnics.values() for leg in rnic.legs}
+    for switch in sorted(tors):
+        links = frozenset(d.name for d in topology.directed_links if switch in (d.source, d.target))
+        if links:
+            out.append(Candidate(switch, "switch", None, links))
+    return out
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Crossings:
     """What one pair of path sets, there and back, crosses: singles of `Components`, in ascending order.
@@ -72,7 +88,7 @@ class Crossings:
 
 
 def crossings_of(components: Components, there: PathSet, back: PathSet) -> Crossings:
-    """Crossings of a round trip. O(paths x hops); callers cache by pair of path sets.
+    """Crossings of a round trip. O(paths x hops).
 
     >>> from pingmesh.analyzer.components import compile_components
     >>> tx, rx = (Candidate("h/0", "rnic", s, frozenset({f"h/0 {s}"})) for s in ("tx", "rx"))
@@ -428,9 +444,16 @@ class _Search:
         self, x: _Slow, residual: Floats, variance: Floats, share: Floats, times: Floats
     ) -> tuple[float, float]:
         """The delays that are hardly less likely (95 % by likelihood ratio)."""
-        delays = x.delay * np.geomspace(0.2, 3.0, 41)
-        likely = delays[self.scores(delays, residual, variance, share, times) >= x.score - _HALF_CHI2]
-        return (float(likely.min()), float(likely.max())) if len(likely) else (x.delay, x.delay)
+
+        def edge(far: float) -> float:
+            near = x.delay
+            for _ in range(12):
+                middle = np.array([math.sqrt(near * far)])
+                likely = self.scores(middle, residual, variance, share, times)[0] >= x.score - _HALF_CHI2
+                near, far = (float(middle[0]), far) if likely else (near, float(middle[0]))
+            return near
+
+        return edge(x.delay / 10), edge(x.delay * 10)
 
 
 def _quantiles(values: Floats) -> Floats:
