@@ -13,6 +13,10 @@ from pingmesh.analyzer.table import Floats, Ints
 
 EXTRA_COST = {"rnic": 2.5, "leg": 2.0, "link": 3.0, "host": 3.5, "switch": 4.0}
 """Nats by which a group of elements, or both directions of a component, must beat the best member."""
+SPREAD, SPREAD_SHARE = 8.0, 0.02
+"""Nats, or part of its score, by which each further member must beat a switch that drops a share of the 5-tuples: the
+shares differ from link to link by more than chance has it, as several rows tell of one tuple.
+"""
 MIN_PART_SCORE = 7.0
 """Nats of its own that each direction needs before both are named."""
 MIN_LOST = 2.5
@@ -58,6 +62,7 @@ class Search:
         c = self.components = hazards.components
         self.is_group = np.zeros(hazards.number, bool)
         self.is_group[c.groups] = True
+        self.may_share = np.array([not g or x.type == "switch" for g, x in zip(self.is_group, c.singles, strict=True)])
         self.single_cost = math.log(max(hazards.number - len(c.groups), 1)) + threshold
         self.costs = np.full(hazards.number, self.single_cost)
         for i in c.groups:
@@ -93,7 +98,7 @@ class Search:
         total, least = 0.0, math.inf
         for s in singles:
             given = self.given(chosen, parts)
-            fit = self.hazards.fit(given, s, shares=not self.is_group[s])
+            fit = self.hazards.fit(given, s, shares=self.may_share[s])
             group, lost = self.hazards.attributed(given, fit.lossy)
             own = lost @ given.sparse[group]
             if new:
@@ -142,7 +147,7 @@ class Search:
                 break
             single = found.singles[0]
             barred.add(single)
-            if self.is_group[single] and self.members_worth(out, single) >= found.worth:
+            if self.is_group[single] and self.members_worth(out, single, found) >= found.worth:
                 continue
             out = self.paired(self.refit([*out, found], beside=single))
             if self.estimate(out):
@@ -190,8 +195,8 @@ class Search:
                 out.append(Chosen(tuple(both), x.score + y.score, min(x.cost, y.cost)))
         return out
 
-    def members_worth(self, chosen: Sequence[Chosen], group: int) -> float:
-        """What the best explanation by single elements of a group is worth."""
+    def members_worth(self, chosen: Sequence[Chosen], group: int, whole: Chosen) -> float:
+        """What the best explanation by single elements of a group is worth, beside the `whole` of it."""
         h, c = self.hazards, self.components
         of_group = c.elements[c.ptr[group] : c.ptr[group + 1]]
         singles = np.unique(np.concatenate([c.singles_of(int(e)) for e in of_group]))
@@ -207,7 +212,7 @@ class Search:
             out.append(found)
             barred.add(found.singles[0])
             total += found.worth
-        return total
+        return total - _spread(whole, len(out) - len(chosen))
 
     # ------------------------------------------------------------ afterwards
 
@@ -250,7 +255,7 @@ class Search:
             for x in members:
                 added.append(self.fit(added, x.singles))
                 apart += added[-1].worth
-            if whole.worth > apart:
+            if whole.worth > apart - _spread(whole, len(members)):
                 out = [*rest, whole]
         return out
 
@@ -290,6 +295,13 @@ class Search:
         candidates: list[tuple[int, ...]] = [*found, *sorted(p for p in both if touching[list(p)].sum() >= least)]
         out = [self.fit(others, singles) for singles in candidates if singles != mine.singles]
         return [r for r in out if r.score > 0]
+
+
+def _spread(whole: Chosen, members: int) -> float:
+    """Nats that the members must earn on top, to stand in the place of a whole that drops a share of the tuples."""
+    if all(p.share == 1 for p in whole.parts):
+        return 0.0
+    return max(0, members - 1) * max(SPREAD, SPREAD_SHARE * whole.score)
 
 
 def _highest(values: Floats, count: int) -> Ints:

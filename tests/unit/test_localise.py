@@ -35,6 +35,26 @@ def among(suspect: Suspect) -> set[tuple[str, str | None]]:
     return {(c.component, c.direction) for c in (suspect.candidate, *suspect.alternatives)}
 
 
+@pytest.mark.parametrize("switch", ["spine2", "leaf3"])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_switch_that_drops_a_share_of_the_tuples_is_one_fault(switch: str, seed: int) -> None:
+    """An ACL on a switch; its links do not drop equal shares of what they carry."""
+    rng = np.random.default_rng(seed)
+    (acl,) = (c for c in CANDIDATES if c.component == switch)
+    flows = draw_flows(FABRIC, rng)
+    seen = draw_observations(flows, [SimulatedFault(acl, 1.0, 0.25)], rng)
+    # Each tuple is seen again and again: in several windows, and in the rounds of a confirmation.
+    assert names(localise([*seen, *seen, *seen], CANDIDATES)) == {(switch, None)}
+
+
+def test_links_of_one_switch_that_drop_shares_are_several_faults() -> None:
+    rng = np.random.default_rng(3)
+    wanted = {("leaf1--spine1", "leaf1->spine1"), ("leaf2--spine1", "leaf2->spine1")}
+    faults = [SimulatedFault(c, 1.0, 0.4) for c in CANDIDATES if (c.component, c.direction) in wanted]
+    seen = draw_observations(draw_flows(FABRIC, rng), faults, rng)
+    assert names(localise(seen, CANDIDATES)) == wanted
+
+
 def test_candidates_of_a_small_fabric() -> None:
     found = {(c.component, c.direction): c for c in SMALL_CANDIDATES}
     assert found["leaf1--spine1", "leaf1->spine1"].elements == {"leaf1->spine1"}
