@@ -307,7 +307,7 @@ class DelayBook:
         return np.concatenate((stamps * BLOCK, np.arange(first, last + 1))), both - usual[:, None]
 
 
-def median(values: npt.NDArray[np.float32]) -> tuple[Floats, Ints]:
+def median(values: npt.NDArray[np.floating]) -> tuple[Floats, Ints]:
     """(median, count) of each row without its NaNs; NaN where there is nothing. O(values log columns).
 
     >>> median(np.array([[3.0, np.nan, 1.0], [np.nan] * 3], np.float32))

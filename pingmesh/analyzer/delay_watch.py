@@ -24,7 +24,8 @@ from pingmesh.analyzer.delay_baselines import BLOCK, CELLS, DelayBook, Excess
 from pingmesh.analyzer.delay_shifts import change_point, is_queue, level
 from pingmesh.analyzer.delays import DelaySuspect, explain_delays
 from pingmesh.analyzer.table import Floats, Ints
-from pingmesh.messages import WINDOW_NS
+from pingmesh.incidents import rfc3339
+from pingmesh.messages import WINDOW_NS, Verdict
 
 SPANS = (3, 12, CELLS - 2)
 """Windows that are looked at together."""
@@ -184,15 +185,17 @@ class DelayWatch:
         track = self._tracks.get(key)
         if track is None:
             windows, history = self.book.history(slots)
-            shift = change_point(level(history))
-            if shift is None or shift.z < LEAST_Z or shift.after - shift.before < LEAST_STEP * shift.wander:
+            shift = change_point(level(history), windows)
+            if shift is None or not shift.is_sudden or shift.z < LEAST_Z:
+                return
+            if shift.after - shift.before < LEAST_STEP * shift.wander:
                 return
             since = int(windows[shift.at]) * WINDOW_NS
-            slow = _slow(s, float(np.median(found.usual[s.rows])), since, self._is_queue(slots, s, end))
+            slow = _slow(s, float(np.median(found.usual[s.rows])), since, self._is_queue(slots, s, since, end))
             track = self._tracks[key] = _Track(slow, slots)
         else:
-            usual, queue = float(np.median(found.usual[s.rows])), self._is_queue(slots, s, end)
-            track.slow = _slow(s, usual, track.slow.since_ns, queue or track.slow.is_queue)
+            usual, since = float(np.median(found.usual[s.rows])), track.slow.since_ns
+            track.slow = _slow(s, usual, since, self._is_queue(slots, s, since, end))
             track.slots = slots
         track.hits += end > track.last
         track.last, track.until = end, max(track.until, until)
@@ -204,9 +207,10 @@ class DelayWatch:
             if t.last < end and any(_common(t.slots, n.slots) > SAME for n in new):
                 del self._tracks[key]
 
-    def _is_queue(self, slots: Ints, s: DelaySuspect, end: int) -> bool:
-        cells = self.book.cells(end - 5, end)[slots] - self.book.usual(end - 5)[0][slots][:, None]
-        return is_queue(cells.astype(np.float64), self.book.noise(slots), s.excess_ns)
+    def _is_queue(self, slots: Ints, s: DelaySuspect, since: int, end: int) -> bool:
+        first = max(since // WINDOW_NS + 1, end - CELLS // 2)
+        cells = self.book.cells(first, end)[slots].astype(np.float64)
+        return is_queue(cells, self.book.noise(slots), s.excess_ns)
 
     def _is_over(self, t: _Track, recent: Excess) -> bool:
         rows = np.flatnonzero(np.isin(recent.slots, t.slots))
@@ -232,8 +236,9 @@ class DelayWatch:
             key = (s.candidate.component, s.candidate.type)
             heard = int(heard_ns[s.rows].max())
             q = self._quick.get(key)
-            shape = (rtt_ns[s.rows] - usual)[:, None]
-            slow = _slow(s, usual, since_ns, is_queue(shape, np.zeros(len(s.rows)), s.excess_ns))
+            # Flows at a queue meet it at different depths.
+            shape = (rtt_ns[s.rows] - usual)[None, :]
+            slow = _slow(s, usual, since_ns, is_queue(shape, np.zeros(1), s.excess_ns))
             q = self._quick.setdefault(key, _Quick(slow))
             q.slow, q.seen = replace(slow, since_ns=min(q.slow.since_ns, since_ns)), now_ns
             if not q.heard or heard - q.heard[-1] > APART_NS:
@@ -314,3 +319,44 @@ def _distinct(looks: list[tuple[Excess, list[DelaySuspect], int]]) -> list[tuple
 
 def _common(a: Ints, b: Ints) -> float:
     return float(len(np.intersect1d(a, b)) / max(1, min(len(a), len(b))))
+
+
+def verdict_of(slow: Slow, ends: list[str]) -> Verdict:
+    """A slow component in the words of an incident; `ends` are those of a link or RNIC."""
+    c, usual = slow.candidate, slow.usual_ns
+    since = (rfc3339(slow.since_ns) or "")[11:19]
+    kind = "a queue, for it varies" if slow.is_queue else "a constant shift"
+    return Verdict(
+        component=c.component,
+        component_type=c.type,
+        direction=slow.direction,
+        ends=ends,
+        symptom="high_rtt",
+        confidence=round(slow.confidence, 3),
+        alternatives=sorted({a.component for a in slow.alternatives} - {c.component}),
+        since_ns=slow.since_ns,
+        evidence={
+            "summary": f"since {since} UTC round trips across {c.component} take {in_words(slow.excess_ns)} longer "
+            f"({in_words(slow.low_ns)} to {in_words(slow.high_ns)}) than the usual {in_words(usual)}: {kind}; "
+            "nothing is lost",
+            "kind": "congestion" if slow.is_queue else "slow component",
+            "excess_us": round(slow.excess_ns / 1e3, 1),
+            "excess_low_us": round(slow.low_ns / 1e3, 1),
+            "excess_high_us": round(slow.high_ns / 1e3, 1),
+            "usual_us": round(usual / 1e3, 1),
+            "share_affected": round(slow.share, 3),
+            "flows_crossing": slow.flows,
+            "probers_affected": slow.probers,
+        },
+    )
+
+
+def in_words(ns: float) -> str:
+    """A duration with the digits that matter.
+
+    >>> in_words(8_230.0), in_words(153_900.0), in_words(12_340_000.0)
+    ('8.2 µs', '154 µs', '12.3 ms')
+    """
+    if ns >= 1e6:
+        return f"{ns / 1e6:.1f} ms"
+    return f"{ns / 1e3:.0f} µs" if ns >= 1e5 else f"{ns / 1e3:.1f} µs"

@@ -419,16 +419,18 @@ class _Search:
         low, high = self.interval(x, residual, variance, share, times)
         hit = residual > 0.5 * times * x.delay
         often = float(np.median(times[hit])) if hit.any() else 1.0
+        # The likeliest delay lies low, for a small one is sharper.
+        delay = float(np.median(residual[hit] / times[hit])) if hit.any() else x.delay
         near = [r for r in rivals if r.score >= x.score - MARGIN]
         mass = sum(math.exp(min(r.worth - x.worth, 50.0)) for r in rivals)
         named = [r for r in near if r.single < self.number]
         singles = self.components.singles
         return DelaySuspect(
             candidate=singles[x.single],
-            delay_ns=x.delay,
-            excess_ns=x.delay * often,
-            low_ns=low * often,
-            high_ns=high * often,
+            delay_ns=delay,
+            excess_ns=delay * often,
+            low_ns=min(low, delay) * often,
+            high_ns=max(high, delay) * often,
             share=float(share[hit].sum() / max(share.sum(), 1e-9)),
             flows=round(float(share.sum())),
             probers=len(np.unique(self.table.prober[row[hit]])),

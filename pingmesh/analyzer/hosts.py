@@ -90,6 +90,9 @@ class HostBook:
         self.hosts: dict[str, Host] = {}
         self.dark_tors: dict[str, int] = {}
         """When all RNICs of a ToR were last seen without link together."""
+        self.clocks: dict[str, str] = {}
+        """What stamps the packets of each RNIC, as its agent registered it."""
+        self.clock_changes = 0
         self.session_since = 0
         """Start of our own broker session: silence before it means nothing."""
 
@@ -153,6 +156,12 @@ class HostBook:
         stall = max(health.loop_lag_max, health.read_delay_max)
         if stall >= self._waits.stall_ms:
             host.stalls.append((now, stall))
+
+    def set_clock(self, rnic: str, clock: str) -> None:
+        """What an agent says of the clock behind an RNIC's delays."""
+        if self.clocks.get(rnic) != clock:
+            self.clocks[rnic] = clock
+            self.clock_changes += 1
 
     def on_unanswered(self, name: str, asked: int) -> None:
         """A question got no answer in time."""

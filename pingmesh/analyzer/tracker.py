@@ -12,7 +12,7 @@ from pingmesh.analyzer.host_rules import SECOND
 from pingmesh.messages import Verdict
 
 HOST_SYMPTOMS = frozenset({"host_down", "agent_down", "cpu_overload"})
-STATES = HOST_SYMPTOMS | {"link_down", "switch_down", "rnic_down"}
+STATES = HOST_SYMPTOMS | {"link_down", "switch_down", "rnic_down", "high_rtt"}
 """Symptoms that hold as long as the judge says so; the others are counts of what is past."""
 FLAPPING = frozenset({"link_down", "blackhole", "rnic_down", "flap"})
 FLAP_GAP_NS = 3 * SECOND
@@ -135,7 +135,7 @@ class Tracker:
         if unsettled and track.looks < LOOKS_UNSURE:
             return False
         if v.symptom == "high_rtt":
-            return track.looks >= 2
+            return True  # the watch over delays has looked more than once before it says so
         if v.symptom == "flow_blackhole" and track.looks < LOOKS_UNSURE:
             return False  # the first dead tuples may have more than the broken link in common
         return v.confidence >= self._open_confidence or track.looks >= LOOKS_UNSURE
