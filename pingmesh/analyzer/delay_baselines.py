@@ -37,6 +37,8 @@ MEDIAN_LOSS = 1.57
 """Variance of a median over that of a mean, of normal noise."""
 GRAIN_NS = 100.0
 """Round trips come in multiples of this."""
+LEAST_FORGOTTEN = 1024
+"""Fewer slots are not worth forgetting."""
 FORGET_BLOCKS = 240
 """A slot without round trips for so many blocks (four hours) is given up."""
 
@@ -63,6 +65,8 @@ class DelayBook:
         self.components = components
         self.newest = -1
         """The newest window with round trips."""
+        self.renumbered = 0
+        """Counts how often slots got new numbers."""
         self._number: dict[Hashable, int] = {}
         self._keys: list[Hashable] = []
         self._crossings: list[Crossings] = []
@@ -117,24 +121,27 @@ class DelayBook:
         self._held = np.concatenate((self._held, np.zeros(more, bool)))
         self._room += more
 
-    def forget(self) -> None:
-        """Give up slots that nobody used for long. O(slots)."""
+    def forget(self) -> Ints | None:
+        """Give up slots that nobody used for long, if they are many. O(slots).
+
+        The others get new numbers then: returned is old slot -> new one, -1 for those given up.
+        """
         n = len(self)
         keep = np.flatnonzero(self._used[:n] >= self._blocked - FORGET_BLOCKS)
-        if len(keep) > n // 2 or n < 1024:
-            return
+        if n < LEAST_FORGOTTEN or len(keep) > n // 2:
+            return None
         self._keys = [self._keys[i] for i in keep.tolist()]
         self._crossings = [self._crossings[i] for i in keep.tolist()]
         self._number = {k: i for i, k in enumerate(self._keys)}
         self.prober, self.responder, self.hops = self.prober[keep], self.responder[keep], self.hops[keep]
         self._cells, self._blocks, self._stamps = self._cells[keep], self._blocks[keep], self._stamps[keep]
-        self._at, self._noise, self._held, self._used = (
-            self._at[keep],
-            self._noise[keep],
-            self._held[keep],
-            self._used[keep],
-        )
+        self._at, self._noise = self._at[keep], self._noise[keep]
+        self._held, self._used = self._held[keep], self._used[keep]
         self._room, self._compiled = len(keep), None
+        self.renumbered += 1
+        new = np.full(n, -1, np.int64)
+        new[keep] = np.arange(len(keep))
+        return new
 
     def crossings(self) -> tuple[Ints, Crossings]:
         """(pointer, flat crossings) of all slots, CSR by slot. O(crossings) after new slots, else nothing."""
@@ -322,10 +329,10 @@ def median(values: npt.NDArray[np.floating]) -> tuple[Floats, Ints]:
     return np.where(count > 0, (low.astype(np.float64) + high) / 2, np.nan), count
 
 
-def window_of(at_ns: int) -> int:
-    """Number of the window that holds a time; windows of different clocks are rounded to the nearest.
+def window_of(at_ns: Ints) -> Ints:
+    """Numbers of the windows that began at some times; windows of different clocks are rounded to the nearest.
 
-    >>> window_of(12_000_000_000), window_of(9_900_000_000)
-    (2, 2)
+    >>> window_of(np.array([12_000_000_000, 9_900_000_000]))
+    array([2, 2])
     """
     return (at_ns + WINDOW_NS // 2) // WINDOW_NS

@@ -114,7 +114,7 @@ class DelayWatch:
         """HARDWARE, KERNEL or SOFTWARE; what is not known may be anything."""
         self.excused: Counter[str] = Counter()
         """Delays of no component, by cause."""
-        self._slow_ns = float(slow_ns)
+        self.slow_ns = float(slow_ns)
         self._single = {c: i for i, c in enumerate(components.singles)}
         self._tracks: dict[tuple[str, str], _Track] = {}
         self._quick: dict[tuple[str, str], _Quick] = {}
@@ -153,8 +153,10 @@ class DelayWatch:
                 del self._tracks[key]
         singles = [self._single[t.slow.candidate] for t in self._tracks.values()]
         book.hold(book.crossing(np.array(singles, np.int64)))
-        if book.blocked == self._blocks:
-            book.forget()
+        new = book.forget()
+        if new is not None:
+            for t in self._tracks.values():
+                t.slots = new[t.slots][new[t.slots] >= 0]
 
     def _search(self, found: Excess) -> list[DelaySuspect]:
         if found.table.rows < LEAST_TIMED:
@@ -173,7 +175,7 @@ class DelayWatch:
         """The least delay that the clocks at the ends of the affected flows can tell."""
         t, usual = found.table, found.usual[s.rows]
         clock = np.maximum(self.clocks[t.prober[s.rows]], self.clocks[t.responder[s.rows]])
-        coarse = np.maximum(self._slow_ns, SLOW_SHARE * usual)
+        coarse = np.maximum(self.slow_ns, SLOW_SHARE * usual)
         is_link = s.candidate.type == "link"
         kernel = np.maximum(KERNEL_NS, KERNEL_SHARE * usual) if is_link else coarse
         fine = np.maximum(FINEST_NS, FINEST_SHARE * usual)
@@ -248,7 +250,7 @@ class DelayWatch:
         return named
 
     def _quick_search(self, slots: Ints, rtt_ns: Floats) -> list[tuple[DelaySuspect, float]]:
-        if len(slots) < LEAST_TIMED:
+        if len(slots) < LEAST_TIMED or np.count_nonzero(rtt_ns > self.slow_ns) < LEAST_FLOWS:
             return []
         usual = self.book.usual(self.book.newest - CELLS + 1)[0][slots]
         hops = self.book.hops[slots]
@@ -256,11 +258,11 @@ class DelayWatch:
             alike = hops == n
             of = rtt_ns[alike] if np.count_nonzero(alike) >= LEAST_TIMED else rtt_ns
             usual[alike & np.isnan(usual)] = np.quantile(of, 0.25)
-        least = np.maximum(self._slow_ns, SLOW_SHARE * usual)
+        least = np.maximum(self.slow_ns, SLOW_SHARE * usual)
         if np.count_nonzero(rtt_ns - usual > least) < LEAST_FLOWS:
             return []
         table = self.book.table(slots, rtt_ns - usual, least / 6)
-        suspects = explain_delays(table, self.components, least_ns=self._slow_ns / 2)
+        suspects = explain_delays(table, self.components, least_ns=self.slow_ns / 2)
         return [
             (s, float(np.median(usual[s.rows])))
             for s in suspects

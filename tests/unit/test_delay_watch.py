@@ -261,3 +261,23 @@ def test_noise_is_no_queue() -> None:
     assert not is_queue(steady + rng.normal(0, 9, (20, 1)), noise, 40.0)
     assert is_queue(wavy, noise, 40.0)
     assert not is_queue(wavy[:1, :2], noise[:1], 40.0), "too few to say"
+
+
+def test_slots_that_nobody_uses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pingmesh.analyzer.delay_baselines.LEAST_FORGOTTEN", 10)
+    book = one_slot()
+    there, back = ("h1/rnic0 tx", "h2/rnic0 rx"), ("h2/rnic0 tx", "h1/rnic0 rx")
+    at = feed(book, 12_000, [10_000.0] * 30)
+    for i in range(20):
+        book.slot(i, 0, 1, (there,), (back,))
+    last = book.slot("used", 0, 1, (there,), (back,))
+    assert book.forget() is None
+    for w in range(at, at + 250 * 12, 6):
+        book.put(np.array([last]), w, np.array([5_000.0]))
+    new = book.forget()
+    assert new is not None
+    assert new[last] == 0
+    assert set(new.tolist()) == {-1, 0}
+    assert book.slot("used", 0, 1, (there,), (back,)) == 0
+    assert book.slot("flow", 0, 1, (there,), (back,)) == 1
+    assert np.isnan(book.usual(at + 250 * 12)[0][1])
