@@ -58,7 +58,7 @@ class Excess:
 class DelayBook:
     """All slots. About 250 bytes a slot, and 20 for each component it crosses.
 
-    Time is counted in windows of `WINDOW_NS` since the epoch.
+    Time is counted in windows (usually of `WINDOW_NS`) since the epoch.
     """
 
     def __init__(self, components: Components) -> None:

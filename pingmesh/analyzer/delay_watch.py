@@ -107,7 +107,7 @@ class _Quick:
 class DelayWatch:
     """One watch over one fabric. RNICs are numbered by whoever makes the slots; `clocks` are codes by that number."""
 
-    def __init__(self, components: Components, rnics: int, slow_ns: int) -> None:
+    def __init__(self, components: Components, rnics: int, slow_ns: int, window_ns: int = WINDOW_NS) -> None:
         self.components = components
         self.book = DelayBook(components)
         self.clocks = np.full(rnics, SOFTWARE, np.int64)
@@ -115,6 +115,7 @@ class DelayWatch:
         self.excused: Counter[str] = Counter()
         """Delays of no component, by cause."""
         self.slow_ns = float(slow_ns)
+        self._window_ns = window_ns
         self._single = {c: i for i, c in enumerate(components.singles)}
         self._tracks: dict[tuple[str, str], _Track] = {}
         self._quick: dict[tuple[str, str], _Quick] = {}
@@ -192,7 +193,7 @@ class DelayWatch:
                 return
             if shift.after - shift.before < LEAST_STEP * shift.wander:
                 return
-            since = int(windows[shift.at]) * WINDOW_NS
+            since = int(windows[shift.at]) * self._window_ns
             slow = _slow(s, float(np.median(found.usual[s.rows])), since, self._is_queue(slots, s, since, end))
             track = self._tracks[key] = _Track(slow, slots)
         else:
@@ -210,7 +211,7 @@ class DelayWatch:
                 del self._tracks[key]
 
     def _is_queue(self, slots: Ints, s: DelaySuspect, since: int, end: int) -> bool:
-        first = max(since // WINDOW_NS + 1, end - CELLS // 2)
+        first = max(since // self._window_ns + 1, end - CELLS // 2)
         cells = self.book.cells(first, end)[slots].astype(np.float64)
         return is_queue(cells, self.book.noise(slots), s.excess_ns)
 

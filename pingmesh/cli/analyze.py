@@ -53,6 +53,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--noise", type=float, default=1e-4, help="loss rate below which nothing is named (default 0.0001)"
     )
+    parser.add_argument(
+        "--clock",
+        choices=("hardware", "kernel", "software"),
+        default="software",
+        help="what stamped the round trips: hardware tells delays of microseconds (RNICs), kernel those of a link from "
+        "some hundred on, software (default) only milliseconds",
+    )
     parser.add_argument("--json", action="store_true", help="machine-readable output")
 
 
@@ -68,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     except ColumnMapError as error:
         raise ConfigError(str(error)) from None
     paths = _files(args.records)
-    analyst = Analyst(fabric_of(args), round(args.window * 1e9), noise=args.noise)
+    analyst = Analyst(fabric_of(args), round(args.window * 1e9), noise=args.noise, clock=args.clock)
     recording = analyst.recording()
     progress = _Progress()
     for number, path in enumerate(paths, 1):

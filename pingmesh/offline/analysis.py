@@ -16,6 +16,7 @@ from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Track, Tracker
 from pingmesh.analyzer.waits import USUAL
 from pingmesh.incidents import Incident
 from pingmesh.messages import FindingReport, Verdict
+from pingmesh.offline.delays import RecordedDelays
 from pingmesh.offline.evidence import Evidence, Sums
 from pingmesh.offline.hosts import HostHistory, by_window
 from pingmesh.offline.recording import Recording
@@ -74,10 +75,13 @@ class Analyst:
         noise: float = 1e-4,
         open_confidence: float = 0.95,
         close_after_s: float = 20.0,
+        clock: str = "software",
     ) -> None:
         self._topology = topology
         self._window_ns = window_ns
         self._noise = noise
+        self._clock = clock
+        self._delays: RecordedDelays | None = None
         candidates = candidates_of(topology)
         self.components: Components = compile_components(candidates)
         self.index = dict(self.components.index)
@@ -101,6 +105,8 @@ class Analyst:
         hosts = HostHistory(self._topology, self._window_ns, recording.reached)
         facts = by_window(recording.facts, self._window_ns)
         windows = evidence.windows.tolist()
+        if self._clock != "software":  # whose delays of less than milliseconds say nothing
+            self._delays = RecordedDelays(self._topology, evidence, self._window_ns, self._clock)
         span = max(GATHERED_NS // self._window_ns, 1)
         for done, w in enumerate(windows, 1):
             self._window(evidence, hosts.judge(w, facts.get(w, ())), w, span, out)
@@ -120,6 +126,10 @@ class Analyst:
         own = self._verdicts(evidence, alone, suspects, start)
         out.windows.append(WindowResult(start, now, int(alone.sent.sum()), int(alone.lost.sum()), own))
         out.findings += view.findings
+        if self._delays is not None:
+            late = self._delays.window(w)
+            taken = frozenset[str]().union(*(self._elements_of(v) for v in (*view.verdicts, *own)))
+            own += [v for v in late if taken.isdisjoint(self._elements_of(v))]
         found = {v.component: v for v in [*view.verdicts, *own]}
         for v in self._gathered(evidence, w, span, sum(s.score for s in suspects)):
             found.setdefault(v.component, v)

@@ -43,7 +43,10 @@ class Evidence:
         self._set_numbers: dict[tuple[int, int, int], int] = {}
         self._alternatives: list[Alternatives] = []
         self._set_of = self._assign_sets()
-        self._ways_back = self._ack_keys()
+        self.ways_back = self._ack_keys()
+        """Probe key -> the latest ACK key of its tuple and class with a known path, -1: none."""
+        self.names: list[str] = list(index)
+        """Of elements, by number."""
 
     def sums(self, first: int, last: int) -> Sums:
         """Counts of the windows from `first` to `last`, both included. O(cells of the span + keys)."""
@@ -56,6 +59,10 @@ class Evidence:
             out.append(total)
         return Sums(*out)
 
+    def timed(self) -> Bools:
+        """The keys that have round trips in any window, (keys,)."""
+        return np.bincount(self._cells[0], weights=self._cells[3], minlength=len(self.keys)) > 0
+
     def losses(self, s: Sums) -> Table:
         """Packets of every flow, over its path or its ECMP set."""
         return self._table(s.sent, s.lost, s.sent > 0, self.keys.known)
@@ -66,7 +73,7 @@ class Evidence:
         slow = np.where(timed & (s.rtt_sum_ns > threshold_ns * np.maximum(s.rtts, 1)), s.rtts, 0)
         k = self.keys
         there = np.flatnonzero(timed & k.known)
-        back = np.where(k.role[there] == ROUND_TRIP, -1, self._ways_back[there])
+        back = np.where(k.role[there] == ROUND_TRIP, -1, self.ways_back[there])
         whole = (k.role[there] == ROUND_TRIP) | (back >= 0)
         there, back = there[whole], back[whole]
         flat, owner = expand(k.path_ptr, there)
