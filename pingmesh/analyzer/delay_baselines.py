@@ -71,6 +71,8 @@ class DelayBook:
         self._keys: list[Hashable] = []
         self._crossings: list[Crossings] = []
         self._compiled: tuple[Ints, Crossings] | None = None
+        self._usual: dict[int, tuple[Floats, Floats, Ints]] = {}
+        """What `usual` said since the last block."""
         self._room = 0
         self._blocked = -1
         """The last block that was taken in."""
@@ -101,6 +103,7 @@ class DelayBook:
         self._keys.append(whole)
         self._crossings.append(crossings_of(self.components, there, back))
         self._compiled = None
+        self._usual.clear()
         if slot >= self._room:
             self._grow()
         self.prober[slot], self.responder[slot] = prober, responder
@@ -138,6 +141,7 @@ class DelayBook:
         self._at, self._noise = self._at[keep], self._noise[keep]
         self._held, self._used = self._held[keep], self._used[keep]
         self._room, self._compiled = len(keep), None
+        self._usual.clear()
         self.renumbered += 1
         new = np.full(n, -1, np.int64)
         new[keep] = np.arange(len(keep))
@@ -209,6 +213,7 @@ class DelayBook:
     def _take_in(self, block: int) -> None:
         """Take the medians of a block's cells into the memory. O(slots x BLOCK log BLOCK)."""
         self._blocked = block
+        self._usual.clear()
         n = len(self)
         cells = self.cells(block * BLOCK, block * BLOCK + BLOCK - 1)
         middle, count = median(cells)
@@ -231,15 +236,21 @@ class DelayBook:
     def usual(self, before: int) -> tuple[Floats, Floats, Ints]:
         """(median of the blocks before window `before`, its standard error, number of blocks) of all slots.
 
-        The error holds how much the slot's blocks wander. O(slots x BLOCKS).
+        The error holds how much the slot's blocks wander. O(slots x BLOCKS) once a block. The arrays are not to be
+        written to.
         """
+        known = self._usual.get(before // BLOCK)
+        if known is not None:
+            return known
         n = len(self)
         blocks = np.where(self._stamps[:n] < before // BLOCK, self._blocks[:n], np.float32(np.nan))
         middle, count = median(blocks)
         wander = 1.4826 * median(np.abs(blocks - middle[:, None]))[0] * (1 + 1 / np.maximum(count, 1))
         least = self._noise[:n] * np.sqrt(MEDIAN_LOSS / BLOCK)
         of_block = np.maximum(np.nan_to_num(wander), least)
-        return middle, of_block * np.sqrt(1 + MEDIAN_LOSS / np.maximum(count, 1)), count
+        out = middle, of_block * np.sqrt(1 + MEDIAN_LOSS / np.maximum(count, 1)), count
+        self._usual[before // BLOCK] = out
+        return out
 
     def excess(self, first: int, last: int, *, least_cells: int = 2) -> Excess:
         """How much longer than usual round trips take in the windows from `first` to `last`.

@@ -1,81 +1,216 @@
-"""From samples to the watch over delays: which slot a round trip belongs to, and which round trips are no evidence."""
+"""From evidence to the watch over delays: which slot a round trip belongs to, and which round trips are no evidence."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 
 from pingmesh.analyzer.delay_baselines import CELLS, window_of
-from pingmesh.analyzer.delay_watch import CLOCKS, SOFTWARE, DelayWatch, Slow
-from pingmesh.analyzer.flows import ACK, PROBE, FlowBook
+from pingmesh.analyzer.delay_watch import CLOCKS, LEAST_FLOWS, SOFTWARE, DelayWatch, Slow
+from pingmesh.analyzer.evidence import Evidence, Span
+from pingmesh.analyzer.flows import ACK, PROBE, FlowBook, PathSet
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.samples import Sample
+from pingmesh.analyzer.table import Bools, Floats, Ints
+from pingmesh.analyzer.windows import Clean
 from pingmesh.messages import WINDOW_NS
 from topology.model import Topology
 
 RECENT_NS = 15_000_000_000
 """Round trips that ended so long ago still say how it is now."""
+ALL_WATCHED = 20_000
+"""Flows that are watched whatever they cross."""
+MOST_WATCHED = 50_000
+"""Of more flows those are watched that cross an element with fewer than `ENOUGH` watched ones, up to so many: a look
+must stay cheap. In very large fabrics that covers links before RNICs."""
+ENOUGH = 12
+NEW_A_LOOK = 1_000
+"""Flows that a look begins to watch: each costs some ten microseconds."""
+MOST_QUICK = 6_000
+"""Flows of a window that a quick look takes: the slow ones, and others that cross the same."""
 
 
 class DelayFeed:
-    """Feeds one watch. A slot is a 5-tuple in a class, on its paths, between two processes of agents."""
+    """Feeds one watch. A slot is a 5-tuple in a class, on its paths, between two processes of agents.
+
+    Rows of the flow book whose paths are settled keep their slot as long as nothing of it changes: what windows bring
+    of them is taken in as columns.
+    """
 
     def __init__(self, topology: Topology, book: FlowBook, hosts: HostBook, watch: DelayWatch) -> None:
         self._book, self._hosts, self._watch = book, hosts, watch
         self._rnics = {name: i for i, name in enumerate(topology.rnics)}
-        numbers = {h: i for i, h in enumerate(topology.hosts)}
-        self._host_numbers = numbers
-        self._host_of = np.array([numbers[r.host] for r in topology.rnics.values()], np.int64)
-        self._taken: dict[int, Sample] = {}
-        """By identity; held, so that no other sample gets it."""
+        self._host_numbers = {h: i for i, h in enumerate(topology.hosts)}
+        numbers = [self._host_numbers[r.host] for r in topology.rnics.values()]
+        self._host_of = np.array(numbers, np.int64)
+        self._slots = np.empty(0, np.int64)
+        """Row -> slot, -1 for none yet."""
+        self._known = np.empty((0, 0), np.int64)
+        """Row -> what its slot was given for."""
+        self._watched: Bools = np.empty(0, bool)
+        """Rows that are watched."""
+        self._taken: dict[int, tuple[Clean, Ints]] = {}
+        """Windows by identity, and how many round trips of each row were taken in."""
+        self._single: dict[int, Sample] = {}
+        """The same of samples; held, so that no other gets the identity."""
         self._excused: set[tuple[str, int, int]] = set()
         self._clocks = -1
+        self._renumbered = 0
 
-    def take(self, samples: Sequence[Sample]) -> None:
+    def take(self, evidence: Evidence) -> None:
         """Take in the windows of the lists' own probes. Those of confirmations are chosen because something was slow,
-        and come faster than usual: they say nothing of what is usual. O(samples); known ones cost a look-up.
+        and come faster than usual: they say nothing of what is usual. O(rows that are new x hops).
         """
         self._take_clocks()
-        new = [s for s in samples if s.rtts and not s.confirmed and id(s) not in self._taken]
-        self._taken = {id(s): s for s in samples}
-        windows: dict[int, tuple[list[int], list[int]]] = {}
-        for s in new:
-            slot = self._slot(s)
-            if slot is not None:
-                slots, means = windows.setdefault(window_of(s.start), ([], []))
-                slots.append(slot)
-                means.append(s.rtt_ns)
-        for window in sorted(windows):
-            slots, means = windows[window]
-            self._watch.book.put(np.array(slots, np.int64), window, np.array(means, np.float64))
+        taken: dict[int, tuple[Clean, Ints]] = {}
+        for span in sorted(evidence.spans, key=lambda s: s.clean.first):
+            c = span.clean
+            before = self._taken.get(id(c), (c, np.empty(0, np.int64)))[1]
+            have = np.zeros(len(c.rtts), np.int64)
+            have[: len(before)] = before
+            self._admit(np.flatnonzero(c.rtts > have))
+            rows = span.keep(np.flatnonzero((c.rtts > have) & self._watched[: len(c.rtts)]))
+            have[rows] = c.rtts[rows]
+            taken[id(c)] = c, have
+            starts = c.start[self._book.rows.slot[rows]]
+            windows = window_of(starts)
+            for window in np.unique(windows).tolist():
+                at = rows[windows == window]
+                slots = self._slots_of(at, int(c.last))
+                self._watch.book.put(slots[slots >= 0], window, c.rtt_ns[at[slots >= 0]])
+        self._taken = taken
+        self._take_single(evidence.single)
         self._drop_excused()
 
-    def quick(self, samples: Sequence[Sample], since: int, now: int) -> list[Slow]:
-        """What delays the last round trips by milliseconds, those of confirmations too."""
-        last: dict[int, list[tuple[int, int]]] = {}
+    def _take_single(self, samples: list[Sample]) -> None:
         for s in samples:
-            if s.rtts and s.end >= now - RECENT_NS and (slot := self._slot(s)) is not None:
-                last.setdefault(slot, []).append((s.end, s.rtt_ns))
-        if not last:
-            return []
-        slots = np.fromiter(last, np.int64, len(last))
+            if s.rtts and not s.confirmed and id(s) not in self._single and (slot := self._slot(s)) is not None:
+                self._watch.book.put(np.array([slot]), int(window_of(np.array(s.start))), np.array([s.rtt_ns]))
+        self._single = {id(s): s for s in samples}
+
+    def _admit(self, rows: Ints) -> None:
+        """Begin to watch some of these rows, as long as there is room. O(rows)."""
+        r = self._book.rows
+        n = len(r.used)
+        if n > len(self._watched):
+            self._watched = np.concatenate((self._watched, np.zeros(n - len(self._watched), bool)))
+        self._watched &= r.used
+        new = rows[~self._watched[rows]]
+        watched = int(np.count_nonzero(self._watched))
+        room = min(NEW_A_LOOK, MOST_WATCHED - watched)
+        if not len(new) or room <= 0:
+            return
+        if watched + len(new) > ALL_WATCHED:
+            new = self._lacking(new[:: max(1, len(new) // (20 * room))])
+        self._watched[new[:room]] = True
+
+    def _lacking(self, rows: Ints) -> Ints:
+        """Those of some rows that cross an element that too few watched ones do, in no particular order."""
+        path = self._book.rows.path
+        there = path[:, np.flatnonzero(self._watched)].ravel()
+        load = np.bincount(there[there >= 0], minlength=len(self._book.elements))
+        mine = np.concatenate((path[PROBE, rows], path[ACK, rows]), axis=1)
+        lack = (mine >= 0) & (load[mine] < ENOUGH)
+        return np.random.default_rng(len(rows)).permutation(rows[lack.any(axis=1)])
+
+    def quick(self, evidence: Evidence, since: int, now: int) -> list[Slow]:
+        """What delays the last round trips by milliseconds, those of confirmations too. O(rows of the last windows)."""
+        heard: list[tuple[int, Ints, Floats]] = []
+        spans = [s for s in evidence.spans if s.clean.last + WINDOW_NS >= now - RECENT_NS]
+        slow = sum(int(np.count_nonzero(s.clean.rtt_ns > self._watch.slow_ns)) for s in spans)
+        if slow + sum(s.rtt_ns > self._watch.slow_ns for s in evidence.single) >= LEAST_FLOWS:
+            heard = self._heard(spans, evidence.single, now)
+        n = len(self._watch.book) if heard else 0
+        last, before, ends = np.full(n, np.nan), np.full(n, np.nan), np.zeros(n, np.int64)
+        for end, slots, rtts in heard:
+            before[slots] = last[slots]
+            last[slots], ends[slots] = rtts, end
         # What was slow once and then quick again is not slow.
-        rtts = np.array([min(rtt for _, rtt in sorted(v)[-2:]) for v in last.values()], np.float64)
-        heard = np.array([max(end for end, _ in v) for v in last.values()], np.int64)
-        return self._watch.quick(slots, rtts, heard, since, now)
+        rtt = np.fmin(last, before)
+        some = np.flatnonzero(~np.isnan(rtt))
+        return self._watch.quick(some, rtt[some], ends[some], since, now)
+
+    def _heard(self, spans: list[Span], single: list[Sample], now: int) -> list[tuple[int, Ints, Floats]]:
+        """(when, slots, round trips) of the last windows and confirmations, oldest first."""
+        heard: list[tuple[int, Ints, Floats]] = []
+        for span in spans:
+            c = span.clean
+            rows = self._some(span.keep(np.flatnonzero(c.rtts)), c)
+            slots = self._slots_of(rows, int(c.last))
+            rows, slots = rows[slots >= 0], slots[slots >= 0]
+            heard.append((int(c.last) + WINDOW_NS, slots, c.rtt_ns[rows].astype(np.float64)))
+        for s in single:
+            if s.rtts and s.end >= now - RECENT_NS and (slot := self._slot(s)) is not None:
+                heard.append((s.end, np.array([slot]), np.array([float(s.rtt_ns)])))
+        return sorted(heard, key=lambda h: h[0])
+
+    def _some(self, rows: Ints, c: Clean) -> Ints:
+        """Of very many rows the slow ones, and others that cross what they do. O(rows x hops)."""
+        if len(rows) <= MOST_QUICK:
+            return rows
+        path, elements = self._book.rows.path, len(self._book.elements)
+        slow = rows[c.rtt_ns[rows] > self._watch.slow_ns]
+        slow = slow[:: max(1, 3 * len(slow) // MOST_QUICK)]
+        touched = np.zeros(elements + 1, bool)  # one more, for the -1 of padding
+        for role in (PROBE, ACK):
+            touched[path[role, slow]] = True
+        touched[-1] = False
+        near = rows[touched[path[PROBE, rows]].any(axis=1)]
+        near = near[~np.isin(near, slow)]
+        return np.concatenate((slow, near[:: max(1, 2 * len(near) // MOST_QUICK)]))
+
+    # ------------------------------------------------------------ slots
+
+    def _slots_of(self, rows: Ints, when: int) -> Ints:
+        """The slots of rows, -1 for what is in no topology. O(rows x hops), and a look-up for those that changed."""
+        r, n = self._book.rows, len(self._book.rows.used)
+        if self._renumbered != self._watch.book.renumbered:
+            self._renumbered = self._watch.book.renumbered
+            self._slots = np.empty(0, np.int64)
+        facts = self._facts(rows)
+        if n > len(self._slots) or facts.shape[1] != self._known.shape[1]:
+            slots, known = np.full(n, -1, np.int64), np.full((n, facts.shape[1]), -2, np.int64)
+            if facts.shape[1] == self._known.shape[1] and len(self._slots):
+                slots[: len(self._slots)], known[: len(self._slots)] = self._slots, self._known
+            self._slots, self._known = slots, known
+        settled = r.plain[PROBE, rows] & r.plain[ACK, rows]
+        same = settled & (self._known[rows] == facts).all(axis=1)
+        out = np.where(same, self._slots[rows], -1)
+        for i in np.flatnonzero(~same).tolist():
+            row = int(rows[i])
+            slot = self._row_slot(row, when)
+            out[i] = slot
+            self._slots[row] = slot
+            self._known[row] = facts[i] if settled[i] else -2
+        return out
+
+    def _facts(self, rows: Ints) -> Ints:
+        """What a row's slot depends on, (rows, facts)."""
+        r = self._book.rows
+        boots = np.array([self._hosts.get(h).boot & (1 << 62) - 1 for h in self._book.hosts.names], np.int64)
+        plain = (r.src, r.dst, r.sport, r.cls)
+        columns = [c[rows].astype(np.int64) for c in plain] + [boots[h[rows]] for h in (r.src_host, r.dst_host)]
+        return np.concatenate((np.stack(columns, axis=1), r.path[PROBE, rows], r.path[ACK, rows]), axis=1)
+
+    def _row_slot(self, row: int, when: int) -> int:
+        r, names = self._book.rows, self._book.rnics.names
+        src, dst = names[r.src[row]], names[r.dst[row]]
+        there, back = (self._book.row_paths_at(row, role, when) for role in (PROBE, ACK))
+        return self._make(src, dst, int(r.sport[row]), int(r.cls[row]), there, back)
 
     def _slot(self, s: Sample) -> int | None:
         f = s.flow
-        src, dst = self._rnics.get(f.src), self._rnics.get(f.dst)
-        if src is None or dst is None:
-            return None
-        there, back = self._book.paths_at(f, PROBE, s.start), self._book.paths_at(f, ACK, s.start)
-        if not there or not back:
-            return None
-        hosts = self._hosts
-        boots = hosts.get(f.src_host).boot, hosts.get(f.dst_host).boot
-        return self._watch.book.slot((src, dst, f.sport, s.cls, boots), src, dst, there, back)
+        there, back = (self._book.paths_at(f, role, s.start) for role in (PROBE, ACK))
+        slot = self._make(f.src, f.dst, f.sport, f.cls, there, back)
+        return slot if slot >= 0 else None
+
+    def _make(self, src: str, dst: str, sport: int, cls: int, there: PathSet, back: PathSet) -> int:
+        a, b = self._rnics.get(src), self._rnics.get(dst)
+        if a is None or b is None or not there or not back:
+            return -1
+        boots = tuple(self._hosts.get(name.split("/")[0]).boot for name in (src, dst))
+        return self._watch.book.slot((a, b, sport, cls, boots), a, b, there, back)
+
+    # ------------------------------------------------------------ what is known of hosts
 
     def _take_clocks(self) -> None:
         if self._clocks != self._hosts.clock_changes:

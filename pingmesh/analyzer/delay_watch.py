@@ -22,7 +22,7 @@ from pingmesh.analyzer.candidates import Candidate
 from pingmesh.analyzer.components import Components
 from pingmesh.analyzer.delay_baselines import BLOCK, CELLS, DelayBook, Excess
 from pingmesh.analyzer.delay_shifts import change_point, is_queue, level
-from pingmesh.analyzer.delays import DelaySuspect, explain_delays
+from pingmesh.analyzer.delays import DelaySuspect, explain_delays, stands_out
 from pingmesh.analyzer.table import Floats, Ints
 from pingmesh.incidents import rfc3339
 from pingmesh.messages import WINDOW_NS, Verdict
@@ -119,6 +119,7 @@ class DelayWatch:
         self._single = {c: i for i, c in enumerate(components.singles)}
         self._tracks: dict[tuple[str, str], _Track] = {}
         self._quick: dict[tuple[str, str], _Quick] = {}
+        self._holding = False
         self._looked = -1
         self._blocks = -1
 
@@ -153,14 +154,16 @@ class DelayWatch:
             if t.until < end or self._is_over(t, recent):
                 del self._tracks[key]
         singles = [self._single[t.slow.candidate] for t in self._tracks.values()]
-        book.hold(book.crossing(np.array(singles, np.int64)))
+        if singles or self._holding:
+            book.hold(book.crossing(np.array(singles, np.int64)))
+        self._holding = bool(singles)
         new = book.forget()
         if new is not None:
             for t in self._tracks.values():
                 t.slots = new[t.slots][new[t.slots] >= 0]
 
     def _search(self, found: Excess) -> list[DelaySuspect]:
-        if found.table.rows < LEAST_TIMED:
+        if found.table.rows < LEAST_TIMED or not stands_out(found.table, len(self.components.singles)):
             return []
         suspects = explain_delays(found.table, self.components, threshold=FINE_THRESHOLD)
         return [s for s in suspects if self._counts(s) and s.excess_ns >= self._floor(s, found)]
