@@ -328,6 +328,7 @@ def _verdict(s, symptom: str) -> Verdict:
         rate_high=s.rate_high,
         confidence=s.confidence,
         alternatives=sorted({a.component for a in s.alternatives} - {s.candidate.component}),
+        evidence={"sent": s.sent, "lost": s.lost} if symptom == "drop" else {},
     )
 
 

@@ -20,6 +20,10 @@ FLAP_GAP_NS = 3 * SECOND
 FLAP_MEMORY_NS = 120 * SECOND
 LOOKS_UNSURE = 3
 """Evaluations with new evidence before an ambiguous or unsettled verdict opens all the same."""
+SURE_RATE = 0.5
+"""Below this rate a loss must show again: a burst that meets a round of confirmation looks like a fault of some %."""
+AGAIN = 0.3
+"""Part of the rate at first that what is counted later must have at least."""
 CLOSED_REPEAT_NS = 10 * SECOND
 
 
@@ -44,6 +48,8 @@ class Track:
     told: int = 0
     """`last_bad` when the verdict was last taken over: without anything bad since, a look only dilutes it."""
     bursts: list[int] = field(default_factory=list)
+    counted: tuple[int, int] | None = None
+    """(sent, lost) when the loss was first thought of as certain."""
 
 
 class Tracker:
@@ -138,7 +144,9 @@ class Tracker:
             return True  # the watch over delays has looked more than once before it says so
         if v.symptom == "flow_blackhole" and track.looks < LOOKS_UNSURE:
             return False  # the first dead tuples may have more than the broken link in common
-        return v.confidence >= self._open_confidence or track.looks >= LOOKS_UNSURE
+        if v.confidence < self._open_confidence and track.looks < LOOKS_UNSURE:
+            return False
+        return v.symptom != "drop" or (v.rate or 0.0) >= SURE_RATE or _shows_again(track)
 
     def bad(self, track: Track, start: int, end: int) -> None:
         """Something was wrong with the component at some time between these two."""
@@ -171,6 +179,19 @@ class Tracker:
         """Components closed in the last seconds: said more than once, since a message may be lost."""
         self._closed = {n: at for n, at in self._closed.items() if now - at < CLOSED_REPEAT_NS}
         return sorted(n for n in self._closed if n not in self.tracks or self.tracks[n].phase is not Phase.OPEN)
+
+
+def _shows_again(track: Track) -> bool:
+    """Whether packets went on to be lost after the look that first told of it; True where nobody counted."""
+    sent, lost = track.verdict.evidence.get("sent"), track.verdict.evidence.get("lost")
+    if not isinstance(sent, int) or not isinstance(lost, int):
+        return True
+    if track.counted is None or sent < track.counted[0]:  # counted anew: a new episode, or a shorter span
+        track.counted = sent, lost
+        return False
+    before_sent, before_lost = track.counted
+    usual = before_lost / max(before_sent, 1)
+    return lost - before_lost >= max(1.0, AGAIN * usual * (sent - before_sent))
 
 
 def _is_vaguer(new: Verdict, old: Verdict) -> bool:

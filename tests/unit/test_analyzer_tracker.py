@@ -38,6 +38,40 @@ def test_an_unsure_verdict_waits_for_more_evidence_not_for_time(tracker: Tracker
     assert names(tracker.update([unsure], LINK, set(), 3 * S, True)) == ["leaf1--spine1"]
 
 
+def counted(sent: int, lost: int) -> Verdict:
+    verdict = link()
+    verdict.rate, verdict.evidence = lost / sent, {"sent": sent, "lost": lost}
+    return verdict
+
+
+def test_a_burst_of_losses_that_does_not_come_again_opens_nothing(tracker: Tracker) -> None:
+    for look in range(10):
+        assert not tracker.update([counted(200 + 200 * look, 12 + look // 3)], LINK, set(), look * S, True)
+
+
+@pytest.mark.parametrize(("sent", "lost"), [(400, 24), (500, 20), (220, 13), (4000, 120)])
+def test_losses_that_go_on_open_at_the_second_look(tracker: Tracker, sent: int, lost: int) -> None:
+    assert not tracker.update([counted(200, 12)], LINK, set(), 0, True)
+    assert not tracker.update([counted(200, 12)], LINK, set(), S // 2, True), "nothing was counted meanwhile"
+    assert names(tracker.update([counted(sent, lost)], LINK, set(), S, True)) == ["leaf1--spine1"]
+
+
+def test_a_second_burst_opens(tracker: Tracker) -> None:
+    assert not tracker.update([counted(200, 12)], LINK, set(), 0, True)
+    assert not tracker.update([counted(600, 12)], LINK, set(), S, True)
+    assert tracker.update([counted(800, 25)], LINK, set(), 2 * S, True)
+
+
+def test_losses_of_a_new_episode_are_counted_anew(tracker: Tracker) -> None:
+    assert not tracker.update([counted(2000, 12)], LINK, set(), 0, True)
+    assert not tracker.update([counted(200, 12)], LINK, set(), S, True)
+    assert tracker.update([counted(400, 20)], LINK, set(), 2 * S, True)
+
+
+def test_most_packets_lost_need_no_second_look(tracker: Tracker) -> None:
+    assert names(tracker.update([counted(200, 120)], LINK, set(), 0, True)) == ["leaf1--spine1"]
+
+
 def test_a_doubt_that_passes_is_forgotten(tracker: Tracker) -> None:
     tracker.update([link(confidence=0.5)], LINK, set(), 0, True)
     tracker.update([], {}, set(), 3 * S, True)
