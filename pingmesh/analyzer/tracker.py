@@ -89,11 +89,11 @@ class Tracker:
             track = self.tracks.get(v.component)
             if track is None:
                 track = self.tracks[v.component] = Track(v, elements[v.component], now, now, now)
-                self._absorb(track, now)
             self._refresh(track, v, elements[v.component], now)
             track.looks += new_look
             if track.phase is Phase.PENDING and self._may_open(track, v.component in unsettled):
                 track.phase = Phase.OPEN
+                self._absorb(track, now)
                 self._closed.pop(v.component, None)
                 opened.append(track.verdict)
         for name in [n for n, t in self.tracks.items() if t.phase is Phase.PENDING and n not in seen]:

@@ -118,6 +118,14 @@ def test_a_switch_takes_the_place_of_its_links(tracker: Tracker) -> None:
     assert tracker.closed(S) == ["leaf1--spine1"]
 
 
+def test_a_switch_that_is_not_open_yet_takes_nobodys_place(tracker: Tracker) -> None:
+    tracker.update([link()], LINK, set(), 0, True)
+    doubtful = Verdict(component="spine1", component_type="switch", symptom="drop", confidence=0.5)
+    tracker.update([doubtful], SWITCH, set(), S, True)
+    tracker.update([], {}, set(), 5 * S, True)
+    assert names([t.verdict for t in tracker.open]) == ["leaf1--spine1"]
+
+
 def test_parts_of_a_broken_switch_are_not_named_beside_it(tracker: Tracker) -> None:
     down = Verdict(component="spine1", component_type="switch", symptom="switch_down", confidence=0.99)
     tracker.update([down], SWITCH, set(), 0, True)
