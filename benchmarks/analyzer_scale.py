@@ -26,7 +26,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from ctypes import c_uint64
 from multiprocessing.connection import Connection
 from multiprocessing.sharedctypes import Synchronized
@@ -102,7 +102,8 @@ class Replay:
         """One look at the evidence, as the analyzer takes; CPU seconds."""
         self.analyzer._quiet_until = 0
         began = time.process_time()
-        await self.analyzer._look_once()
+        with suppress(ConnectionError):  # the session may have been lost in a long look
+            await self.analyzer._look_once()
         return time.process_time() - began
 
 

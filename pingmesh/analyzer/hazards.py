@@ -417,7 +417,8 @@ class Hazards:
     def clean_flows(self) -> Floats:
         """Clean flows of known path through each single, times elements crossed. O(rows x hops), once."""
         if self._clean_flows is None:
-            self._clean_flows = self._by_single(self._clean.astype(np.float64))
+            flows = self.table.flows if self.table.flows is not None else 1.0
+            self._clean_flows = self._by_single(self._clean * flows)
         return self._clean_flows
 
     def attributed(self, given: Given, lossy: Lossy) -> tuple[Ints, Floats]:

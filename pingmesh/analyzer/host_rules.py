@@ -7,7 +7,7 @@ fabric, and an RNIC is blamed only if its agent was heard after the losses.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from pingmesh.analyzer.hosts import Host, HostBook
@@ -48,21 +48,30 @@ REPORT_NS = 6 * SECOND
 """A stall that a report tells of may have been at any time since the report before it."""
 
 
-def judge_hosts(book: HostBook, topology: Topology, samples: Iterable[Sample], now: int) -> HostView:
-    """Apply the host rules to the samples of the last seconds."""
+Reached = Callable[[str], Iterable[Sample]]
+"""Samples of probes, and of round trips, to a host."""
+
+
+def judge_hosts(book: HostBook, topology: Topology, samples: Iterable[Sample] | Reached, now: int) -> HostView:
+    """Apply the host rules to the samples of the last seconds: all of them, or a way to look up those to a host."""
     view = HostView()
-    reached: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
-    for s in samples:
-        if s.role != 1:
-            reached[s.flow.dst_host].append((s.start, s.sent, s.lost))
+    reached = samples if callable(samples) else _by_host(samples)
     for host in book.hosts.values():
         if host.name not in topology.hosts:
             continue  # nobody probes it, and a node that was taken out is no fault
-        _judge_host(host, book, reached.get(host.name, []), now, view)
+        _judge_host(host, book, reached, now, view)
     _judge_carriers(book, topology, now, view)
     for name in view.excluded:
         _excuse(book.get(name), now)
     return view
+
+
+def _by_host(samples: Iterable[Sample]) -> Reached:
+    found: dict[str, list[Sample]] = defaultdict(list)
+    for s in samples:
+        if s.role != 1:
+            found[s.flow.dst_host].append(s)
+    return lambda host: found.get(host, ())
 
 
 def _excuse(host: Host, now: int) -> None:
@@ -77,14 +86,14 @@ def _excuse(host: Host, now: int) -> None:
     host.excuse(min(starts, default=now), now + SECOND // 2)
 
 
-def _answers(reached: list[tuple[int, int, int]], since: int) -> tuple[int, int]:
+def _answers(reached: Iterable[Sample], since: int) -> tuple[int, int]:
     """(probes sent, probes that came back or arrived) since a time."""
-    sent = sum(n for at, n, _ in reached if at >= since)
-    lost = sum(k for at, _, k in reached if at >= since)
+    counts = [(s.sent, s.lost) for s in reached if s.start >= since]
+    sent, lost = sum(n for n, _ in counts), sum(k for _, k in counts)
     return sent, max(0, sent - lost)
 
 
-def _judge_host(host: Host, book: HostBook, reached: list[tuple[int, int, int]], now: int, view: HostView) -> None:
+def _judge_host(host: Host, book: HostBook, reached: Reached, now: int, view: HostView) -> None:
     if host.state == "stopped":
         view.excluded.add(host.name)
         return
@@ -92,7 +101,7 @@ def _judge_host(host: Host, book: HostBook, reached: list[tuple[int, int, int]],
         view.excluded.add(host.name)
     if host.state == "died":
         view.excluded.add(host.name)
-        sent, arrived = _answers(reached, host.state_since)
+        sent, arrived = _answers(reached(host.name), host.state_since)
         if arrived:
             view.findings.append(_unreachable(host, "its agent's connection to the broker broke"))
         elif now - host.state_since >= (DIED_GRACE_NS if sent else UNPROBED_NS):
@@ -111,9 +120,9 @@ def _judge_host(host: Host, book: HostBook, reached: list[tuple[int, int, int]],
     _judge_starved(host, now, view)
 
 
-def _judge_silent(host: Host, reached: list[tuple[int, int, int]], now: int, view: HostView) -> None:
+def _judge_silent(host: Host, reached: Reached, now: int, view: HostView) -> None:
     view.excluded.add(host.name)
-    sent, arrived = _answers(reached, host.silent_since)
+    sent, arrived = _answers(reached(host.name), host.silent_since)
     if host.unanswered < SILENT_QUESTIONS or now - host.silent_since < SILENT_NS or not sent:
         view.undecided.add(host.name)
     elif arrived:

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 from pingmesh.analyzer.candidates import Candidate, candidates_of
 from pingmesh.analyzer.components import compile_components
+from pingmesh.analyzer.evidence import Evidence, evidence_since, reaching
 from pingmesh.analyzer.flows import ACK, FlowBook, Walk
 from pingmesh.analyzer.host_rules import SECOND, HostView, judge_hosts
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.localise import Localiser, Suspect
-from pingmesh.analyzer.observe import crosses, delay_observations, loss_observations, paths_of, totals
+from pingmesh.analyzer.observe import crosses, delay_observations, paths_of
 from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore
-from pingmesh.analyzer.symptoms import Crossing, crossings, per_class, symptom_of
+from pingmesh.analyzer.symptoms import Crossing, per_class, symptom_of
 from pingmesh.analyzer.waits import USUAL, Waits
 from pingmesh.messages import FindingReport, Verdict
 from topology.model import Link, Topology
@@ -24,6 +25,8 @@ HOST_EVIDENCE_NS = 15 * SECOND
 WINDOW_MARGIN_NS = SECOND // 4
 """Windows that began so long before an episode count in it: at most a twentieth of their packets is older than the
 fault, so that a black hole is not taken for a part's loss."""
+WALK_NS = 5 * SECOND
+"""While nothing moves, what is walked is only noted so often."""
 UNWALKED_LOG_CHANCE = math.log(1e-4)
 MIN_LOST = 3
 SLOW_FACTOR = 8
@@ -69,6 +72,7 @@ class Judge:
         candidates = candidates_of(topology)
         self._components = compile_components(candidates)
         self._walked: dict[str, int] = {}
+        self._walk_at = -WALK_NS
         self.elements_of: dict[tuple[str, str], frozenset[str]] = {}
         for c in candidates:
             key = (c.component, c.type)
@@ -77,15 +81,15 @@ class Judge:
     def judge(self, now: int, since: int, traced_since: int) -> Judgement:
         """Judge the samples since one time and the tuples traced since another."""
         out = Judgement()
-        out.view = judge_hosts(self._hosts, self._topology, self._store.since(now - HOST_EVIDENCE_NS), now)
+        out.view = judge_hosts(self._hosts, self._topology, reaching(self._store, now - HOST_EVIDENCE_NS), now)
         out.findings += out.view.findings
         for v in out.view.verdicts:
             self._put(out, v)
-        samples = self.evidence(since, out.view.dark)
-        suspects = self._losses(samples, since, out)
+        evidence = self.evidence(since, out.view.dark)
+        suspects = self._losses(evidence, since, out)
         self._unwalked(now, traced_since, suspects, out)
         if not suspects:
-            self._delays(samples, since, out)
+            self._delays(evidence.objects(), since, out)
         self._hold_mixed(out)
         return out
 
@@ -100,37 +104,17 @@ class Judge:
 
     # ------------------------------------------------------------ losses
 
-    def evidence(self, since: int, dark: Collection[str]) -> list[Sample]:
+    def evidence(self, since: int, dark: Collection[str]) -> Evidence:
         """Samples since a time that speak of the fabric: no end was silent, stalled, gone, new or without link."""
-        hosts = self._hosts.hosts
-        excused = {name: h for name, h in hosts.items() if h.excused or h.dark}
+        return evidence_since(self._store, self._hosts.hosts.values(), since, WINDOW_MARGIN_NS, dark)
 
-        def is_excused(s: Sample) -> bool:
-            for name in (s.flow.src, s.flow.dst):
-                host, device = name.split("/")
-                h = excused.get(host)
-                if h is not None and (h.is_excused(s.start, s.end) or h.was_dark(device, s.start, s.end)):
-                    return True
-            return False
-
-        return [
-            s
-            for s in self._store.samples
-            if s.start >= (since if s.confirmed else since - WINDOW_MARGIN_NS)
-            and s.flow.src not in dark
-            and s.flow.dst not in dark
-            and not (excused and is_excused(s))
-        ]
-
-    def _losses(self, samples: Sequence[Sample], since: int, out: Judgement) -> list[Suspect]:
-        sums = totals(self._book, samples)
-        if not any(lost for _, lost in sums.values()):
+    def _losses(self, evidence: Evidence, since: int, out: Judgement) -> list[Suspect]:
+        if not evidence.has_loss:
             return []
-        observations = loss_observations(sums)
-        suspects = [s for s in self._localiser(observations, self._components, noise=self._noise) if s.lost >= MIN_LOST]
+        table = evidence.table(self._components)
+        suspects = [s for s in self._localiser(table, self._components, noise=self._noise) if s.lost >= MIN_LOST]
         for s in suspects:
-            crossed = crossings(sums, s.candidate.elements)
-            self._put(out, self._verdict(s, crossed, since))
+            self._put(out, self._verdict(s, evidence.crossings(s.candidate.elements), since))
         return suspects
 
     def _verdict(self, s: Suspect, crossed: list[Crossing], since: int) -> Verdict:
@@ -185,6 +169,9 @@ class Judge:
     # ------------------------------------------------------------ links that nobody walks any more
 
     def _unwalked(self, now: int, since: int, suspects: list[Suspect], out: Judgement) -> None:
+        if not self._book.has_moved(since) and 0 <= now - self._walk_at < WALK_NS:
+            return  # no tuple has left any link
+        self._walk_at = now
         walk = self._book.walk(since)
         for e, w in walk.items():
             if w.walkers >= 2:

@@ -62,7 +62,7 @@ class Localiser(Protocol):
     """What names suspects from observations; suspects come with the highest score first."""
 
     def __call__(
-        self, observations: Sequence[Observation], components: Components, *, noise: float = 1e-4
+        self, observations: Sequence[Observation] | Table, components: Components, *, noise: float = 1e-4
     ) -> list[Suspect]:
         """Name the components that explain the losses."""
         ...
@@ -80,10 +80,11 @@ def wilson(lost: float, sent: float) -> tuple[float, float]:
 
 
 def localise(
-    observations: Sequence[Observation], components: Components | Sequence[Candidate], *, noise: float = 1e-4
+    observations: Sequence[Observation] | Table, components: Components | Sequence[Candidate], *, noise: float = 1e-4
 ) -> list[Suspect]:
     """Name the components that explain the losses, highest score first; none where chance explains them.
 
+    A table's elements are numbered as in the components' `index`, others above those.
     `noise` is the loss rate up to which a component is healthy. One lost packet among a thousand names nothing; nor do
     losses too few to be more than chance. Cost: see `localise_table`.
 
@@ -96,8 +97,9 @@ def localise(
     """
     if not isinstance(components, Components):
         components = compile_components(components)
-    table = table_of(observations, dict(components.index))
-    return localise_table(table, components, noise=noise, threshold=ONLINE_THRESHOLD, further=0.0)
+    if not isinstance(observations, Table):
+        observations = table_of(observations, dict(components.index))
+    return localise_table(observations, components, noise=noise, threshold=ONLINE_THRESHOLD, further=0.0)
 
 
 def localise_table(

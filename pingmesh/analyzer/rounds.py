@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pingmesh.analyzer.clock import Clock
+from pingmesh.analyzer.counts import ResponderCounts, Sample, one_way, prober_rows, responder_rows
 from pingmesh.analyzer.flows import PROBE, FlowBook
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.questions import Questions, ask_all
-from pingmesh.analyzer.samples import ResponderCounts, Sample, one_way, prober_rows, responder_rows
 from pingmesh.analyzer.suspicion import Episode, Request, plan
 from pingmesh.messages import CONFIRM_BIT, Answer, BadMessageError, ConfirmResult
 

@@ -1,238 +1,482 @@
-"""Counts of both ends joined to one-way samples.
+"""Counts of both ends joined to one-way samples, as columns: a row a flow, a block of columns a window.
 
-Forward: probes sent against probes received. Reverse: ACKs sent against ACKs received. Without the responder's
-count the direction is unknown and the sample is a round trip; it never means "not received".
+Flows of which nothing was lost stay columns and enter as sums; those with losses, corrections and confirmations are
+single samples. The rule that joins is `counts.one_way`.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook
-from pingmesh.analyzer.waits import USUAL, Waits
-from pingmesh.messages import (
-    PROBER_COLUMNS,
-    RESPONDER_COLUMNS,
-    WINDOW_NS,
-    ProberRows,
-    Report,
-    unpack_columns,
-    unpack_raw,
+import numpy as np
+import numpy.typing as npt
+
+from pingmesh.analyzer.counts import ROUND_TRIP, ProberCounts, ResponderCounts, Sample
+from pingmesh.analyzer.flows import ACK, PROBE, FlowBook
+from pingmesh.analyzer.plain_join import GIVE_UP_NS, KEEP_NS, PlainJoin, amend
+from pingmesh.analyzer.report_columns import (
+    ProberTables,
+    Raw,
+    ResponderTable,
+    prober_tables,
+    responder_table,
 )
+from pingmesh.analyzer.table import Bools, Ints
+from pingmesh.analyzer.waits import USUAL, Waits
+from pingmesh.analyzer.windows import (
+    ACKS,
+    ACKS2,
+    ACKS_SENT,
+    ARRIVED,
+    EXCLUDED,
+    FIRST_LOST,
+    MOST,
+    NOTHING,
+    RECEIVED,
+    SECOND_LOST,
+    SENT,
+    SPLIT,
+    TRIP,
+    WAITING,
+    Clean,
+    Gathering,
+)
+from pingmesh.messages import PROBER_COLUMNS, RESPONDER_COLUMNS, WINDOW_NS, ProberRows, unpack_raw
 
-ROUND_TRIP = 2
-KEEP_NS = 120 * 1_000_000_000
-GIVE_UP_NS = 12 * 1_000_000_000
+__all__ = ["KEEP_NS", "ROUND_TRIP", "Joined", "Sample", "SampleStore"]
 
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Packets of one flow in one direction over [start, end) of the analyzer's clock.
-
-    `role` is PROBE, ACK or ROUND_TRIP (direction unknown). `rtt_ns` is the mean network RTT over `rtts` probes.
-    `confirmed`: from an active confirmation, not from the list's own probes.
-    """
-
-    start: int
-    end: int
-    flow: Flow
-    cls: str
-    role: int
-    sent: int
-    lost: int
-    rtt_ns: int = 0
-    rtts: int = 0
-    confirmed: bool = False
-
-
-@dataclass(slots=True)
-class ProberCounts:
-    """One flow and window as the prober counted it."""
-
-    sent: int = 0
-    arrived: int = 0
-    ack1: int = 0
-    ack2: int = 0
-    lost: int = 0
-    late: int = 0
-    excluded: int = 0
-    send_error: int = 0
-    rtt_sum: int = 0
-    rtt_max: int = 0
-
-    def add(self, more: ProberCounts) -> None:
-        """Add a later report's increments."""
-        self.sent += more.sent
-        self.arrived += more.arrived
-        self.ack1 += more.ack1
-        self.ack2 += more.ack2
-        self.lost += more.lost
-        self.late += more.late
-        self.excluded += more.excluded
-        self.send_error += more.send_error
-        self.rtt_sum += more.rtt_sum
-        self.rtt_max = max(self.rtt_max, more.rtt_max)
+RELEASE_NS = KEEP_NS + 2 * GIVE_UP_NS
+"""After a list is forgotten, samples of its flows are there for so long at most."""
+UNPLACED_NS = 2 * GIVE_UP_NS
+"""Responders' counts of lists and RNICs that we do not know yet are kept so long."""
 
 
-@dataclass(slots=True)
-class ResponderCounts:
-    """One flow and window as the responder counted it."""
+@dataclass(slots=True, eq=False)
+class Joined:
+    """What one `take_in` brought: the single samples, and the rows of which nothing was lost, by window."""
 
-    received: int = 0
-    ack1: int = 0
-    ack2: int = 0
-    mismatched: int = 0
+    single: list[Sample] = field(default_factory=list)
+    clean: list[tuple[Clean, Ints]] = field(default_factory=list)
 
+    @property
+    def has_loss(self) -> bool:
+        """Whether a packet is missing."""
+        return any(s.lost for s in self.single)
 
-def prober_rows(columns: bytes) -> Iterator[tuple[int, ProberCounts]]:
-    """(index, counts) of each row. Raises BadMessageError."""
-    cols = unpack_columns(PROBER_COLUMNS, columns)
-    for row in zip(*cols, strict=True):
-        yield row[0], ProberCounts(*row[1:])
-
-
-WindowKey = tuple[int, int, int, int]
-"""(source RNIC, source epoch, list version, window)."""
-
-
-def responder_rows(columns: bytes) -> Iterator[tuple[WindowKey, int, ResponderCounts]]:
-    """(window key, index, counts) of each row. Raises BadMessageError."""
-    cols = unpack_columns(RESPONDER_COLUMNS, columns)
-    for row in zip(*cols, strict=True):
-        yield (row[0], row[1], row[2], row[3]), row[4], ResponderCounts(*row[5:])
-
-
-def check_columns(report: Report) -> None:
-    """Raises BadMessageError if a report's columns cannot be read: it is taken in as a whole or not at all."""
-    for rows in report.prober:
-        unpack_raw(PROBER_COLUMNS, rows.columns)
-    unpack_raw(RESPONDER_COLUMNS, report.responder)
-
-
-def one_way(
-    flow: Flow, cls: str, p: ProberCounts, r: ResponderCounts | None, start: int, end: int, confirmed: bool
-) -> list[Sample]:
-    """The samples of one flow and window. `r` None: the responder's count is not known."""
-    rtts = p.ack2 if p.rtt_sum else 0
-    rtt = p.rtt_sum * 100 // rtts if rtts > 0 else 0
-    if r is None or r.received < p.arrived:
-        # An ACK proves that its probe arrived: a responder that counted fewer has forgotten some (it restarted, had
-        # no room, or its report was lost), and what it says is no count.
-        return [Sample(start, end, flow, cls, ROUND_TRIP, p.sent, max(0, p.sent - p.arrived), rtt, rtts, confirmed)]
-    acks = p.ack1 + p.ack2
-    # Probes that are no evidence were answered too, and the prober leaves those ACKs out of its count.
-    acks_sent = max(r.ack1 + r.ack2 - 2 * p.excluded, acks)
-    return [
-        Sample(start, end, flow, cls, PROBE, p.sent, max(0, p.sent - r.received), rtt, rtts, confirmed),
-        Sample(start, end, flow, cls, ACK, acks_sent, acks_sent - acks, 0, 0, confirmed),
-    ]
-
-
-def _amend(samples: list[Sample], late: ProberCounts) -> Iterator[Sample]:
-    """Corrections for ACKs that came after their window was joined: what is late was not lost."""
-    back_of = (late.arrived,) if len(samples) == 1 else (late.ack1 + late.ack2, late.arrived)
-    for s, back in zip(reversed(samples), back_of, strict=True):
-        if back > 0 and s.lost > 0:
-            yield replace(s, sent=0, lost=-min(back, s.lost), rtt_ns=0, rtts=0)
-
-
-@dataclass(slots=True)
-class _Window:
-    start: int
-    end: int
-    flows: dict[int, ProberCounts] = field(default_factory=dict)
-    joined: dict[int, list[Sample]] = field(default_factory=dict)
+    @property
+    def count(self) -> int:
+        """Flows and windows joined."""
+        return len(self.single) + sum(len(rows) for _, rows in self.clean)
 
 
 class SampleStore:
-    """Samples of the last two minutes, and the windows that wait for the other end's report."""
+    """Samples of the last two minutes, and the windows that wait for the other end's report.
+
+    Reports are kept as they come and read together by `take_in`: O(bytes), then O(rows) to join.
+    """
 
     def __init__(self, flows: FlowBook, waits: Waits = USUAL) -> None:
-        self._flows = flows
+        self.book = flows
         self._settle_ns = waits.settle_ns
-        self.samples: deque[Sample] = deque()
+        self.single: deque[Sample] = deque()
+        """Samples with losses, of round trips on which packets are missing, corrections, and those of confirmations."""
+        self.clean: dict[int, Clean] = {}
+        """Everything else, by window."""
         self.not_before = 0
         """Windows that began earlier are left out: whose paths we did not know then, we cannot judge now."""
-        self._windows: dict[WindowKey, _Window] = {}
-        self._responders: dict[WindowKey, dict[int, ResponderCounts]] = {}
-        self._responder_seen: dict[WindowKey, int] = {}
         self.mismatched: dict[str, int] = {}
         """Probes that arrived in another class than they left in, by source RNIC."""
+        self._gathering: dict[int, Gathering] = {}
+        self._plain = PlainJoin(flows, waits.settle_ns)
+        self._probers: list[tuple[ProberRows, Raw, int, int]] = []
+        self._responders: list[Raw] = []
+        self._unplaced: deque[tuple[int, ResponderTable]] = deque()
+        self._shift: Ints = np.full(0, _UNKNOWN, np.int64)
+        self._retired: deque[tuple[int, int]] = deque()
+        self._mark: npt.NDArray[np.int32] = np.zeros(0, np.int32)
+
+    # ------------------------------------------------------------ taking in
 
     def add_prober(self, rows: ProberRows, offset: int, now: int) -> None:
         """The prober's rows of one window; `offset` turns its clock into ours. Raises BadMessageError."""
-        key = (rows.rnic, rows.epoch, rows.list_version, rows.window)
-        start = rows.window * WINDOW_NS + offset
-        window = self._windows.get(key)
-        if window is None:
-            if start < max(self.not_before, now - KEEP_NS) or start > now + WINDOW_NS:
-                return  # from before an outage: history, not evidence for now
-            window = self._windows[key] = _Window(start, start + WINDOW_NS)
-        for index, counts in prober_rows(rows.columns):
-            if index in window.joined:
-                self.samples.extend(_amend(window.joined[index], counts))
-            elif index in window.flows:
-                window.flows[index].add(counts)
-            elif counts.sent > 0 or counts.excluded > 0:
-                window.flows[index] = counts  # an amendment to what is joined and forgotten would stand alone
+        self.add_prober_raw(rows, unpack_raw(PROBER_COLUMNS, rows.columns), offset, now)
+
+    def add_prober_raw(self, rows: ProberRows, raw: Raw, offset: int, now: int) -> None:
+        """The same, unpacked already."""
+        self._probers.append((rows, raw, offset, now))
 
     def add_responder(self, columns: bytes, now: int) -> None:
         """A responder's increments. Raises BadMessageError."""
-        for key, index, counts in responder_rows(columns):
-            have = self._responders.setdefault(key, {}).setdefault(index, ResponderCounts())
-            have.received += counts.received
-            have.ack1 += counts.ack1
-            have.ack2 += counts.ack2
-            self._responder_seen[key] = now
-            if counts.mismatched > 0 and key[0] in self._flows.rnic_names:
-                name = self._flows.rnic_names[key[0]]
-                self.mismatched[name] = self.mismatched.get(name, 0) + counts.mismatched
+        self.add_responder_raw(unpack_raw(RESPONDER_COLUMNS, columns))
+
+    def add_responder_raw(self, raw: Raw) -> None:
+        """The same, unpacked already."""
+        if raw[0]:
+            self._responders.append(raw)
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Samples made elsewhere, by a confirmation."""
-        self.samples.extend(samples)
+        self.single.extend(samples)
 
-    def join(self, now: int, covered_until: Callable[[str], int]) -> list[Sample]:
-        """Turn windows that both ends have reported into samples; returns the new ones.
+    def _take_probers(self) -> None:
+        taken, self._probers = self._probers, []
+        book, shift = self.book.rows, self._shifts()
+        # An RNIC's tables of one window are counted in the order in which they came: what amends comes later.
+        turns: Counter[tuple[int, int]] = Counter()
+        parts: dict[tuple[int, int], list[int]] = {}
+        slots = np.full(len(taken), -1, np.int64)
+        starts = np.zeros(len(taken), np.int64)
+        for i, (rows, _, offset, now) in enumerate(taken):
+            slot = book.of_key.get((rows.rnic, rows.list_version), -1)
+            start = rows.window * WINDOW_NS + offset
+            if slot < 0 or not self._may_begin(slot, rows, start, offset, now):
+                continue
+            slots[i], starts[i] = slot, start
+            window = rows.window + int(shift[slot])
+            turn = turns[window, slot]
+            turns[window, slot] = turn + 1
+            parts.setdefault((turn, window), []).append(i)
+        for (_, window), mine in sorted(parts.items()):
+            g = self._gather(window)
+            chosen = np.array(mine)
+            slot = slots[chosen]
+            epochs = np.array([taken[i][0].epoch for i in mine], np.int64)
+            new = g.epoch[slot] < 0
+            g.epoch[slot[new]] = epochs[new]
+            unstarted = g.start[slot] == 0
+            g.start[slot[unstarted]] = starts[chosen[unstarted]]
+            same = g.epoch[slot] == epochs
+            for i in chosen[~same].tolist():
+                rows, raw, _, _ = taken[i]
+                self._plain_prober(rows, raw, int(starts[i]))
+            kept = chosen[same]
+            for tables in prober_tables([taken[i][1] for i in kept.tolist()]):
+                self._count_sent(window, g, slots[kept], tables)
+
+    def _may_begin(self, slot: int, rows: ProberRows, start: int, offset: int, now: int) -> bool:
+        """Whether rows are of a window that is under way, or of one that may begin; sets the slot's shift."""
+        if not 0 <= rows.epoch < 1 << 62 or not -(1 << 62) < start < 1 << 62:
+            return False
+        in_windows = offset / WINDOW_NS
+        if abs(in_windows - self._shift[slot]) > 0.75:
+            self._shift[slot] = round(in_windows)
+        g = self._gathering.get(rows.window + int(self._shift[slot]))
+        if g is not None and slot < len(g.start) and g.start[slot]:
+            return True
+        # From before an outage: history, not evidence for now.
+        return max(self.not_before, now - KEEP_NS) <= start <= now + WINDOW_NS
+
+    def _shifts(self) -> Ints:
+        n = len(self.book.rows.base)
+        if n > len(self._shift):
+            more = np.full(n, _UNKNOWN, np.int64)
+            more[: len(self._shift)] = self._shift
+            self._shift = more
+        return self._shift
+
+    def _gather(self, window: int) -> Gathering:
+        g = self._gathering.get(window)
+        if g is None:
+            g = self._gathering[window] = Gathering(self.book.rows)
+        g.fit()
+        return g
+
+    def _count_sent(self, window: int, g: Gathering, slots: Ints, t: ProberTables) -> None:
+        book = self.book.rows
+        slot = slots[t.of]
+        inside = t.index < book.span[slot][:, None]
+        row = np.where(inside, book.base[slot][:, None] + t.index, 0)
+        use = (inside & book.used[row]).ravel()
+        row = row.ravel()[use]
+        values = np.empty((len(row), 5), np.int32)
+        for column, counts in ((SENT, t.sent), (ARRIVED, t.arrived), (ACKS2, t.ack2), (EXCLUDED, t.excluded)):
+            values[:, column] = counts.ravel()[use]
+        values[:, ACKS] = values[:, ACKS2] + t.ack1.ravel()[use]
+        rtt = t.rtt_sum.ravel()[use].astype(np.int64)
+        for part in self._without_doubles(row):
+            self._enter(window, g, row[part], values[part], rtt[part])
+
+    def _without_doubles(self, row: Ints) -> Sequence[Ints | slice]:
+        """Parts of rows, one after the other, none with a row twice: nearly always everything at once."""
+        if len(self._mark) < len(self.book.rows.used):
+            self._mark = np.zeros(len(self.book.rows.used), np.int32)
+        places = np.arange(len(row), dtype=np.int32)
+        self._mark[row] = places
+        if (self._mark[row] == places).all():
+            return [slice(None)]
+        seen: Counter[int] = Counter()
+        turn = np.empty(len(row), np.int64)
+        for i, r in enumerate(row.tolist()):
+            turn[i] = seen[r]
+            seen[r] += 1
+        return [np.flatnonzero(turn == n) for n in range(int(turn.max()) + 1)]
+
+    def _enter(self, window: int, g: Gathering, row: Ints, values: np.ndarray, rtt: Ints) -> None:
+        state = g.state[row]
+        new = (state == NOTHING) & ((values[:, SENT] > 0) | (values[:, EXCLUDED] > 0))
+        if new.all():
+            g.prober[row], g.rtt[row], g.state[row] = values, rtt, WAITING
+            g.waiting.append(row)
+            return
+        more = state == WAITING
+        g.prober[row[more]] += values[more]
+        g.rtt[row[more]] += rtt[more]
+        g.prober[row[new]], g.rtt[row[new]], g.state[row[new]] = values[new], rtt[new], WAITING
+        g.waiting.append(row[new])
+        for i in np.flatnonzero(state > WAITING).tolist():
+            self.single.extend(amend(self._losses_of(g, int(row[i])), _late(values[i])))
+
+    def _losses_of(self, g: Gathering, row: int) -> list[Sample]:
+        """The samples that a row was joined to, as far as their losses go."""
+        flow = self.book.flow(row)
+        start = int(g.start[self.book.rows.slot[row]])
+        first, second = int(g.prober[row, FIRST_LOST]), int(g.prober[row, SECOND_LOST])
+        if g.state[row] == TRIP:
+            return [Sample(start, start + WINDOW_NS, flow, flow.cls_name, ROUND_TRIP, 0, first)]
+        return [
+            Sample(start, start + WINDOW_NS, flow, flow.cls_name, role, 0, lost)
+            for role, lost in ((PROBE, first), (ACK, second))
+        ]
+
+    def _plain_prober(self, rows: ProberRows, raw: Raw, start: int) -> None:
+        key = (rows.rnic, rows.epoch, rows.list_version, rows.window)
+        for t in prober_tables([raw]):
+            columns = (t.index, t.sent, t.arrived, t.ack1, t.ack2, t.excluded, t.rtt_sum)
+            for index, sent, arrived, ack1, ack2, excluded, rtt in zip(*(c[0].tolist() for c in columns), strict=True):
+                counts = ProberCounts(sent, arrived, ack1, ack2, excluded=excluded, rtt_sum=rtt)
+                self.single.extend(self._plain.add_prober(key, start, index, counts))
+
+    # ------------------------------------------------------------ responders
+
+    def _take_responders(self, now: int) -> None:
+        taken, self._responders = self._responders, []
+        waiting, self._unplaced = self._unplaced, deque()
+        for seen, table in waiting:
+            if now - seen <= UNPLACED_NS:
+                self._place(table, seen, now)
+        if taken:
+            table = responder_table(taken)
+            wrong = np.flatnonzero(table.mismatched > 0)
+            for rnic, n in zip(table.source[wrong].tolist(), table.mismatched[wrong].tolist(), strict=True):
+                if (name := self.book.rnic_names.get(rnic)) is not None:
+                    self.mismatched[name] = self.mismatched.get(name, 0) + n
+            self._place(table, now, now)
+
+    def _place(self, table: ResponderTable, seen: int, now: int) -> None:
+        """Count rows of lists that are known, in the windows that their probers began; keep the others for later."""
+        book, shifts = self.book.rows, self._shifts()
+        slot = book.slots_of(table.source, table.version)
+        shift = np.where(slot >= 0, shifts[slot], _UNKNOWN) if len(shifts) else np.full(len(slot), _UNKNOWN)
+        known = shift != _UNKNOWN
+        if not known.all():
+            later = table.take(~known)
+            self._unplaced.append((seen, later.take(later.window < _CONFIRM)))
+            table, slot, shift = table.take(known), slot[known], shift[known]
+        window = table.window + shift
+        least = (now - KEEP_NS) // WINDOW_NS - 1
+        for w in np.unique(window).tolist() if len(window) else ():
+            if least <= w <= now // WINDOW_NS + 2:
+                at = slice(None) if w == window[0] and (window == w).all() else np.flatnonzero(window == w)
+                self._count_received(self._gather(w), table.take(at), slot[at], now)
+
+    def _count_received(self, g: Gathering, t: ResponderTable, slot: Ints, now: int) -> None:
+        book = self.book.rows
+        new = g.epoch[slot] < 0
+        g.epoch[slot[new]] = t.epoch[new]
+        good = (g.epoch[slot] == t.epoch) & (t.index < book.span[slot])
+        row = np.where(good, book.base[slot] + t.index, 0)
+        good &= book.used[row]
+        if not good.all():
+            for i in np.flatnonzero(g.epoch[slot] != t.epoch).tolist():
+                key = (int(t.source[i]), int(t.epoch[i]), int(t.version[i]), int(t.window[i]))
+                counts = ResponderCounts(int(t.received[i]), int(t.ack1[i]), int(t.ack2[i]))
+                self._plain.add_responder(key, int(t.index[i]), counts, now)
+            t, row = t.take(good), row[good]
+        np.add.at(g.responder[:, RECEIVED], row, t.received)
+        np.add.at(g.responder[:, ACKS_SENT], row, t.ack1 + t.ack2)
+
+    # ------------------------------------------------------------ joining
+
+    def take_in(self, now: int, covered_until: Callable[[str], int]) -> Joined:
+        """Read what came and join the windows that both ends have reported.
 
         `covered_until(host)`: until when (our clock) a host's responder reports are complete.
         """
-        new: list[Sample] = []
-        for key, window in list(self._windows.items()):
-            new += self._join_window(key, window, now, covered_until)
-            if now - window.end > GIVE_UP_NS + WINDOW_NS:
-                del self._windows[key]
-        for key, seen in list(self._responder_seen.items()):
-            if now - seen > 2 * GIVE_UP_NS:
-                del self._responder_seen[key]
-                self._responders.pop(key, None)
-        new = [s for s in new if s.sent]
-        self.samples.extend(new)
-        while self.samples and self.samples[0].end < now - KEEP_NS:
-            self.samples.popleft()
-        return new
+        out = Joined()
+        if self._probers:
+            self._take_probers()
+        if self._responders or self._unplaced:
+            self._take_responders(now)
+        for slot in self.book.rows.retired:
+            self._retired.append((now, slot))
+        self.book.rows.retired.clear()
+        self._join(now, covered_until, out)
+        plain = self._plain.join(now, covered_until)
+        out.single += plain
+        self.single.extend(out.single)
+        self._drop(now)
+        return out
 
-    def _join_window(
-        self, key: WindowKey, window: _Window, now: int, covered_until: Callable[[str], int]
-    ) -> Iterator[Sample]:
-        remote = self._responders.get(key, {})
-        for index, counts in list(window.flows.items()):
-            flow = self._flows.flows.get((key[0], key[2], index))
-            if flow is None:
-                del window.flows[index]
+    def _join(self, now: int, covered_until: Callable[[str], int], out: Joined) -> None:
+        if not any(g.waiting for g in self._gathering.values()):
+            self._give_up(now)
+            return
+        book = self.book.rows
+        covered = np.array([covered_until(h) for h in self.book.hosts.names], np.int64)
+        listed = self._is_listed()
+        for window, g in self._gathering.items():
+            if not g.waiting:
                 continue
-            if covered_until(flow.dst_host) >= window.end + self._settle_ns:
-                r: ResponderCounts | None = remote.get(index, ResponderCounts())
-            elif now - window.end > GIVE_UP_NS:
-                r = None
-            else:
+            g.fit()
+            row = g.waiting[0] if len(g.waiting) == 1 else np.concatenate(g.waiting)
+            slot = book.slot[row]
+            end = g.start[slot] + WINDOW_NS
+            heard = covered[book.dst_host[row]] >= end + self._settle_ns
+            known = book.used[row] & listed[slot]
+            done = known & (heard | (now - end > GIVE_UP_NS))
+            rest = known & ~done
+            g.waiting = [row[rest]] if rest.any() else []
+            g.state[row[~known]] = NOTHING
+            if done.any():
+                self._join_rows(window, g, row[done], heard[done], out)
+        self._give_up(now)
+
+    def _is_listed(self) -> Bools:
+        """Slots whose list is known, (slots,)."""
+        listed = np.zeros(len(self.book.rows.base), bool)
+        listed[list(self.book.rows.of_key.values())] = True
+        return listed
+
+    def _join_rows(self, window: int, g: Gathering, row: Ints, heard: Bools, out: Joined) -> None:
+        p, r = g.prober[row], g.responder[row]
+        sent, arrived, acks, excluded = (p[:, c].astype(np.int64) for c in (SENT, ARRIVED, ACKS, EXCLUDED))
+        trip = ~heard | (r[:, RECEIVED] < arrived)
+        acks_sent = np.maximum(r[:, ACKS_SENT] - 2 * excluded, acks)
+        first = np.maximum(0, sent - np.where(trip, arrived, r[:, RECEIVED]))
+        second = np.where(trip, 0, acks_sent - acks)
+        rtts = np.where(g.rtt[row] > 0, p[:, ACKS2].astype(np.int64), 0)
+        rtt = np.where(rtts > 0, g.rtt[row] * 100 // np.maximum(rtts, 1), 0)
+        clean = self.clean.get(window)
+        if clean is None:
+            clean = self.clean[window] = Clean(self.book.rows, len(self.book.elements))
+        clean.fit()
+        plain = (first == 0) & (second == 0) & (sent > 0) & (clean.sent[row] == 0)
+        plain &= (sent <= MOST) & (acks_sent <= MOST) & (rtts <= MOST) & (rtts >= 0) & (rtt <= 0xFFFFFFFF)
+        at = row[plain]
+        clean.sent[at], clean.acks[at], clean.trip[at] = sent[plain], acks_sent[plain], trip[plain]
+        clean.rtts[at], clean.rtt_ns[at] = rtts[plain], rtt[plain]
+        slots = self.book.rows.slot[at]
+        starts = g.start[slots]
+        clean.start[slots] = starts
+        if len(at):
+            clean.first, clean.last = min(clean.first, int(starts.min())), max(clean.last, int(starts.max()))
+            clean.fresh.append(at)
+            out.clean.append((clean, at))
+        for i in np.flatnonzero(~plain).tolist():
+            flow = self.book.flow(int(row[i]))
+            start = int(g.start[self.book.rows.slot[row[i]]])
+            s = Sample(
+                start,
+                start + WINDOW_NS,
+                flow,
+                flow.cls_name,
+                ROUND_TRIP if trip[i] else PROBE,
+                int(sent[i]),
+                int(first[i]),
+                int(rtt[i]),
+                int(rtts[i]),
+            )
+            pair = (
+                [s]
+                if trip[i]
+                else [s, replace(s, role=ACK, sent=int(acks_sent[i]), lost=int(second[i]), rtt_ns=0, rtts=0)]
+            )
+            out.single += [s for s in pair if s.sent]
+        g.prober[row, FIRST_LOST], g.prober[row, SECOND_LOST] = first, second
+        g.state[row] = np.where(trip, TRIP, SPLIT)
+
+    def _give_up(self, now: int) -> None:
+        for window in [w for w, g in self._gathering.items() if not g.waiting]:
+            # Begun with the greatest offset that still rounds to this window, it ended so long ago.
+            if now - (window + 2) * WINDOW_NS > GIVE_UP_NS + WINDOW_NS:
+                del self._gathering[window]
+
+    def _drop(self, now: int) -> None:
+        while self.single and self.single[0].end < now - KEEP_NS:
+            self.single.popleft()
+        for window in [w for w, c in self.clean.items() if c.last + WINDOW_NS < now - KEEP_NS]:
+            del self.clean[window]
+        while self._retired and now - self._retired[0][0] > RELEASE_NS:
+            self.book.release(self._retired.popleft()[1])
+
+    # ------------------------------------------------------------ as single samples
+
+    def join(self, now: int, covered_until: Callable[[str], int]) -> list[Sample]:
+        """`take_in`, with every new sample as an object. O(samples)."""
+        joined = self.take_in(now, covered_until)
+        return [s for clean, rows in joined.clean for s in self.samples_of(clean, rows)] + joined.single
+
+    def samples_of(self, clean: Clean, rows: Ints) -> Iterator[Sample]:
+        """The samples of some rows of a window, the two of a row one after the other."""
+        slots = self.book.rows.slot[rows]
+        columns = (rows, clean.start[slots], clean.sent[rows], clean.acks[rows], clean.trip[rows])
+        timed = (clean.rtts[rows], clean.rtt_ns[rows])
+        for row, start, sent, acks, trip, rtts, rtt in zip(*(c.tolist() for c in (*columns, *timed)), strict=True):
+            if not sent:
                 continue
-            del window.flows[index]
-            window.joined[index] = one_way(flow, flow.cls_name, counts, r, window.start, window.end, False)
-            yield from window.joined[index]
+            flow = self.book.flow(row)
+            role = ROUND_TRIP if trip else PROBE
+            yield Sample(start, start + WINDOW_NS, flow, flow.cls_name, role, sent, 0, rtt, rtts)
+            if not trip and acks:
+                yield Sample(start, start + WINDOW_NS, flow, flow.cls_name, ACK, acks, 0)
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Every sample kept, as an object. O(samples)."""
+        return [*self.single, *(s for c in self.clean.values() for s in self.samples_of(c, np.flatnonzero(c.sent)))]
+
+    def take_samples(self, joined: Joined) -> list[Sample]:
+        """What `take_in` brought and all corrections, as objects; nothing is kept."""
+        out = [*self.single, *(s for clean, rows in joined.clean for s in self.samples_of(clean, rows))]
+        self.single.clear()
+        self.clean.clear()
+        return out
 
     def since(self, start: int) -> list[Sample]:
-        """Samples that began at or after a time."""
+        """Samples that began at or after a time, as objects. O(samples)."""
         return [s for s in self.samples if s.start >= start]
+
+    def timed(self, since: int) -> Iterator[Sample]:
+        """Samples with round-trip times that began at or after a time."""
+        yield from (s for s in list(self.single) if s.rtts and s.start >= since)
+        for clean in list(self.clean.values()):
+            if clean.last >= since:
+                timed = self.samples_of(clean, np.flatnonzero(clean.rtts))
+                yield from (s for s in timed if s.rtts and s.start >= since)
+
+    def has_any(self, since: int) -> bool:
+        """Whether a sample ended since a time."""
+        return any(c.last + WINDOW_NS > since for c in self.clean.values()) or any(s.end > since for s in self.single)
+
+    def state(self) -> tuple[object, ...]:
+        """What the store holds, for comparing: counters of what came, and the single samples."""
+        held = Counter(
+            {
+                "probers": len(self._probers),
+                "responders": len(self._responders),
+                "gathering": sum(int(g.state.sum()) for g in self._gathering.values()),
+                "clean": sum(int(c.sent.sum()) for c in self.clean.values()),
+            }
+        )
+        return (sorted(held.items()), list(self.single), self.mismatched)
+
+
+_UNKNOWN = -(1 << 40)
+_CONFIRM = 0x8000_0000
+
+
+def _late(values: np.ndarray) -> ProberCounts:
+    """An amendment's counts, as far as they matter."""
+    return ProberCounts(arrived=int(values[ARRIVED]), ack1=int(values[ACKS]))

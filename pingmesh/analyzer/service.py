@@ -10,6 +10,7 @@ from typing import get_args
 
 from pingmesh import topics
 from pingmesh.analyzer.clock import Clock
+from pingmesh.analyzer.evidence import walked
 from pingmesh.analyzer.findings import Findings
 from pingmesh.analyzer.flows import Flow, FlowBook
 from pingmesh.analyzer.host_rules import SECOND
@@ -17,11 +18,12 @@ from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.judge import Judge, Judgement
 from pingmesh.analyzer.localise import Localiser, localise
 from pingmesh.analyzer.moves import Moves
-from pingmesh.analyzer.observe import crosses, paths_of, walked_since
+from pingmesh.analyzer.observe import crosses, paths_of
 from pingmesh.analyzer.questions import Questions
+from pingmesh.analyzer.report_columns import read_report
 from pingmesh.analyzer.rounds import Rounds
-from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore, check_columns
-from pingmesh.analyzer.summary import SPAN_S, summarise
+from pingmesh.analyzer.samples import ROUND_TRIP, Joined, Sample, SampleStore
+from pingmesh.analyzer.summary import SPAN_S, summarise_evidence
 from pingmesh.analyzer.suspicion import DOUBTFUL, WITHDRAWS, Episode
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Track, Tracker
 from pingmesh.analyzer.waits import waits_for
@@ -130,10 +132,8 @@ class Analyzer:
             while True:
                 await asyncio.sleep(TICK_S)
                 now = self._clock.now()
-                self._store.join(now, lambda h: self._covered.get(h, 0))
-                samples = list(self._store.samples)
-                self._store.samples.clear()
-                heard(samples, now)
+                joined = self._store.take_in(now, lambda h: self._covered.get(h, 0))
+                heard(self._store.take_samples(joined), now)
 
     @property
     def book(self) -> FlowBook:
@@ -208,7 +208,7 @@ class Analyzer:
         self._look.set()
 
     def _on_report(self, message: Report, now: int) -> None:
-        check_columns(message)
+        prober, responder = read_report(message)
         self._hosts.on_message(message.host, message.boot, now, message.now_ns)
         self._hosts.on_health(message.host, message.health, now)
         host = self._hosts.get(message.host)
@@ -217,10 +217,9 @@ class Analyzer:
         host.seqs.append(message.seq)
         offset = host.offset
         self._findings.clock(message.host, offset, message.health.clock_steps, now)
-        for rows in message.prober:
-            self._store.add_prober(rows, offset, now)
-        if message.responder:
-            self._store.add_responder(message.responder, now)
+        for rows, raw in zip(message.prober, prober, strict=True):
+            self._store.add_prober_raw(rows, raw, offset, now)
+        self._store.add_responder_raw(responder)
         self._covered[message.host] = message.until_ns + offset
 
     def _on_exceptions(self, message: Exceptions, now: int) -> None:
@@ -332,11 +331,11 @@ class Analyzer:
 
     async def _look_once(self) -> None:
         now = self._clock.now()
-        new = self._store.join(now, lambda h: self._covered.get(h, 0))
-        self._note(new)
+        new = self._store.take_in(now, lambda h: self._covered.get(h, 0))
+        self._note(self._remarkable(new))
         if now < self._quiet_until or not self._bus.connected.is_set():
             return
-        fresh = self._new_evidence or any(s.lost for s in new)
+        fresh = self._new_evidence or new.has_loss
         self._new_evidence = False
         since = self._since(now)
         j = self._judgement = self._judge.judge(now, since, self._traced_since(now))
@@ -449,6 +448,13 @@ class Analyzer:
 
     # ------------------------------------------------------------ after a look
 
+    def _remarkable(self, new: Joined) -> list[Sample]:
+        """The samples that may be about an open incident: with losses, or slow."""
+        if not self._tracker.tracks:
+            return []
+        slow = ((clean, rows[clean.rtt_ns[rows] > self._waits.slow_ns]) for clean, rows in new.clean)
+        return [*new.single, *(s for clean, rows in slow for s in self._store.samples_of(clean, rows))]
+
     def _note(self, samples: list[Sample]) -> None:
         """Losses, or delays, across an open incident's component keep it open."""
         excluded = self._judgement.view.excluded
@@ -475,16 +481,15 @@ class Analyzer:
             name, _, device = v.component.partition("/")
             if device in self._hosts.get(name).down:
                 return False
-        walked = walked_since(self._book, self._store.since(track.last_bad), track.elements, self._waits.slow_ns)
-        if walked.last_lost:
+        seen = walked(self._store, track.last_bad, track.elements, self._waits.slow_ns)
+        if seen.last_lost:
             # Lost on what was not known to be this component's path then: bad all the same, but no more than once.
-            track.last_bad = walked.last_lost
+            track.last_bad = seen.last_lost
             return False
-        return walked.sent >= CLOSE_PACKETS and (v.symptom != "high_rtt" or not walked.delayed)
+        return seen.sent >= CLOSE_PACKETS and (v.symptom != "high_rtt" or not seen.delayed)
 
     async def _publish_verdicts(self, now: int, j: Judgement) -> None:
         self._findings.from_judgement(j.findings, self._store, self._book, now)
-        recent = sum(1 for s in self._store.samples if s.end > now - 20 * SECOND)
         message = Verdicts(
             cluster=self._cluster,
             host=topics.ANALYZER,
@@ -492,7 +497,7 @@ class Analyzer:
             open=[t.verdict for t in self._tracker.open],
             closed=self._tracker.closed(now),
             findings=self._findings.current(now),
-            enough_data=recent > 0,
+            enough_data=self._store.has_any(now - 20 * SECOND),
         )
         payload = encode(message)
         if payload == self._published and now - self._published_at < REPUBLISH_NS:
@@ -504,9 +509,9 @@ class Analyzer:
     async def _publish_summary(self) -> None:
         now = self._clock.now()
         rejected = sum(Counter(self._bus.rejected).values())
-        samples = self._judge.evidence(now - int(SPAN_S * SECOND), self._judgement.view.dark)
+        evidence = self._judge.evidence(now - int(SPAN_S * SECOND), self._judgement.view.dark)
         broken = [t.elements for t in self._tracker.open]
-        message = summarise(self._cluster, self._book, samples, self._hosts, now, rejected, broken)
+        message = summarise_evidence(self._cluster, evidence, self._hosts, now, rejected, broken)
         try:
             await self._bus.publish(topics.Topic(self._cluster, topics.ANALYZER, topics.SUMMARY), encode(message))
         except ConnectionError:

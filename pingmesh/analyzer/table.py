@@ -44,6 +44,8 @@ class Table:
     """Row -> path set."""
     sent: Floats
     lost: Floats
+    flows: Floats | None = None
+    """Flows that each row stands for, where it is the sum of several; None: one each. Rows with losses are one flow."""
 
     @property
     def rows(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pingmesh.analyzer.hops import HopReader
@@ -43,6 +43,7 @@ def addresses(t: Topology) -> list[str | None]:
 
 
 @pytest.mark.parametrize("name", FABRICS)
+@settings(deadline=None)
 @given(st.data())
 def test_any_hops_are_read_alike(name: str, data: st.DataObject) -> None:
     t = FABRICS[name]
