@@ -23,7 +23,7 @@ MOST_WATCHED = 50_000
 """Of more flows those are watched that cross an element with fewer than `ENOUGH` watched ones, up to so many: a look
 must stay cheap. In very large fabrics that covers links before RNICs."""
 ENOUGH = 12
-NEW_A_LOOK = 1_000
+NEW_A_LOOK = 500
 """Flows that a look begins to watch: each costs some ten microseconds."""
 MOST_QUICK = 6_000
 """Flows of a window that a quick look takes: the slow ones, and others that cross the same."""
@@ -62,12 +62,14 @@ class DelayFeed:
         """
         self._take_clocks()
         taken: dict[int, tuple[Clean, Ints]] = {}
-        for span in sorted(evidence.spans, key=lambda s: s.clean.first):
+        spans = sorted(evidence.spans, key=lambda s: s.clean.first)
+        if spans:
+            self._admit(np.flatnonzero(spans[-1].clean.rtts))
+        for span in spans:
             c = span.clean
             before = self._taken.get(id(c), (c, np.empty(0, np.int64)))[1]
             have = np.zeros(len(c.rtts), np.int64)
             have[: len(before)] = before
-            self._admit(np.flatnonzero(c.rtts > have))
             rows = span.keep(np.flatnonzero((c.rtts > have) & self._watched[: len(c.rtts)]))
             have[rows] = c.rtts[rows]
             taken[id(c)] = c, have
@@ -224,9 +226,13 @@ class DelayFeed:
         book = self._watch.book
         oldest = (book.newest - CELLS) * WINDOW_NS
         spans = {(h.name, a, b) for h in self._hosts.hosts.values() for a, b in h.excused if b > oldest}
+        hosts_in: dict[tuple[int, int], list[int]] = {}
         for name, start, end in spans - self._excused:
-            number = self._host_numbers.get(name)
-            if number is not None:
-                of_host = self._host_of == number
-                book.drop(of_host[book.prober] | of_host[book.responder], start // WINDOW_NS, end // WINDOW_NS + 1)
+            if (number := self._host_numbers.get(name)) is not None:
+                hosts_in.setdefault((start // WINDOW_NS, end // WINDOW_NS + 1), []).append(number)
+        for (first, last), numbers in hosts_in.items():
+            excused = np.zeros(len(self._host_numbers), bool)
+            excused[numbers] = True
+            of_rnic = excused[self._host_of]
+            book.drop(of_rnic[book.prober] | of_rnic[book.responder], first, last)
         self._excused = spans
