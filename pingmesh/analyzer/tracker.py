@@ -20,6 +20,8 @@ FLAP_GAP_NS = 3 * SECOND
 FLAP_MEMORY_NS = 120 * SECOND
 LOOKS_UNSURE = 3
 """Evaluations with new evidence before an ambiguous or unsettled verdict opens all the same."""
+COUNTED = frozenset({"drop", "class_drop", "large_packet_drop"})
+"""Symptoms that a burst of losses may look like, which hits the rounds of one class alone where it is short."""
 SURE_RATE = 0.5
 """Below this rate a loss must show again: a burst that meets a round of confirmation looks like a fault of some %."""
 AGAIN = 0.3
@@ -146,7 +148,7 @@ class Tracker:
             return False  # the first dead tuples may have more than the broken link in common
         if v.confidence < self._open_confidence and track.looks < LOOKS_UNSURE:
             return False
-        return v.symptom != "drop" or (v.rate or 0.0) >= SURE_RATE or _shows_again(track)
+        return v.symptom not in COUNTED or (v.rate or 0.0) >= SURE_RATE or _shows_again(track)
 
     def bad(self, track: Track, start: int, end: int) -> None:
         """Something was wrong with the component at some time between these two."""

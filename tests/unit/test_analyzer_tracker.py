@@ -38,15 +38,17 @@ def test_an_unsure_verdict_waits_for_more_evidence_not_for_time(tracker: Tracker
     assert names(tracker.update([unsure], LINK, set(), 3 * S, True)) == ["leaf1--spine1"]
 
 
-def counted(sent: int, lost: int) -> Verdict:
-    verdict = link()
+def counted(sent: int, lost: int, symptom: str = "drop") -> Verdict:
+    verdict = link(symptom)
     verdict.rate, verdict.evidence = lost / sent, {"sent": sent, "lost": lost}
     return verdict
 
 
-def test_a_burst_of_losses_that_does_not_come_again_opens_nothing(tracker: Tracker) -> None:
+@pytest.mark.parametrize("symptom", ["drop", "class_drop", "large_packet_drop"])
+def test_a_burst_of_losses_that_does_not_come_again_opens_nothing(tracker: Tracker, symptom: str) -> None:
     for look in range(10):
-        assert not tracker.update([counted(200 + 200 * look, 12 + look // 3)], LINK, set(), look * S, True)
+        verdict = counted(200 + 200 * look, 12 + look // 3, symptom)
+        assert not tracker.update([verdict], LINK, set(), look * S, True)
 
 
 @pytest.mark.parametrize(("sent", "lost"), [(400, 24), (500, 20), (220, 13), (4000, 120)])
