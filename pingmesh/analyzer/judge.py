@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from pingmesh.analyzer.candidates import Candidate, candidates_of
 from pingmesh.analyzer.components import compile_components
+from pingmesh.analyzer.delay_feed import DelayFeed
+from pingmesh.analyzer.delay_watch import DelayWatch, verdict_of
+from pingmesh.analyzer.delays import delay_candidates
 from pingmesh.analyzer.evidence import Evidence, evidence_since, reaching
 from pingmesh.analyzer.flows import ACK, FlowBook, Walk
 from pingmesh.analyzer.host_rules import SECOND, HostView, judge_hosts
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.localise import Localiser, Suspect
-from pingmesh.analyzer.observe import crosses, delay_observations, paths_of
-from pingmesh.analyzer.samples import ROUND_TRIP, Sample, SampleStore
+from pingmesh.analyzer.samples import SampleStore
 from pingmesh.analyzer.symptoms import Crossing, per_class, symptom_of
 from pingmesh.analyzer.waits import USUAL, Waits
 from pingmesh.messages import FindingReport, Verdict
@@ -29,8 +31,6 @@ WALK_NS = 5 * SECOND
 """While nothing moves, what is walked is only noted so often."""
 UNWALKED_LOG_CHANCE = math.log(1e-4)
 MIN_LOST = 3
-SLOW_FACTOR = 8
-SLOW_FLOWS = 3
 SHOWN_FLOWS = 6
 
 
@@ -68,9 +68,14 @@ class Judge:
         self._localiser = localiser
         self._noise = noise
         self._large = large_classes
-        self._slow_ns = waits.slow_ns
         candidates = candidates_of(topology)
         self._components = compile_components(candidates)
+        self._delay_watch = DelayWatch(
+            compile_components(delay_candidates(topology)), len(topology.rnics), waits.slow_ns
+        )
+        self._feed = DelayFeed(topology, book, hosts, self._delay_watch)
+        self._late: set[tuple[str, str]] = set()
+        """What was slow at the last look."""
         self._walked: dict[str, int] = {}
         self._walk_at = -WALK_NS
         self.elements_of: dict[tuple[str, str], frozenset[str]] = {}
@@ -88,8 +93,7 @@ class Judge:
         evidence = self.evidence(since, out.view.dark)
         suspects = self._losses(evidence, since, out)
         self._unwalked(now, traced_since, suspects, out)
-        if not suspects:
-            self._delays(evidence.objects(), since, out)
+        self._delays(evidence, since, now, suspects, out)
         self._hold_mixed(out)
         return out
 
@@ -257,51 +261,27 @@ class Judge:
 
     # ------------------------------------------------------------ delay
 
-    def _delays(self, samples: Sequence[Sample], since: int, out: Judgement) -> None:
-        timed = [s for s in samples if s.rtts]
-        if len(timed) < 10:
-            return
-        means = sorted(s.rtt_ns for s in timed)
-        threshold = max(self._slow_ns, SLOW_FACTOR * means[len(means) // 4])
-        slow = {s.flow.key for s in timed if s.rtt_ns > threshold}
-        if len(slow) < SLOW_FLOWS:
-            return
-        observations = delay_observations(self._book, timed, threshold)
-        for s in self._localiser(observations, self._components, noise=max(self._noise, 0.02)):
-            if s.candidate.type == "link" and s.rate < 0.5:
-                continue
-            c = s.candidate
-            elements = c.elements
-            worst = [x for x in timed if crosses(paths_of(self._book, x.flow, ROUND_TRIP, x.start), elements)]
-            typical = means[len(means) // 4] / 1e6
-            top = max((x.rtt_ns for x in worst), default=0) / 1e6
-            self._put(
-                out,
-                Verdict(
-                    component=c.component,
-                    component_type=c.type,
-                    direction=c.direction,
-                    ends=self._ends(c),
-                    symptom="high_rtt",
-                    confidence=round(s.confidence, 3),
-                    alternatives=sorted({a.component for a in s.alternatives} - {c.component}),
-                    since_ns=since,
-                    evidence={
-                        "summary": f"round trips across {c.component} take up to {top:.1f} ms, elsewhere "
-                        f"{typical:.3f} ms; "
-                        "nothing is lost: a queue",
-                        "rtt_ms": round(top, 3),
-                        "rtt_elsewhere_ms": round(typical, 3),
-                        "flows_slow": len(slow),
-                    },
-                ),
-            )
+    def _delays(self, evidence: Evidence, since: int, now: int, suspects: list[Suspect], out: Judgement) -> None:
+        """What is late. While something is lost, packets wait for routes and neighbours, and flows move before their
+        traces do: then only what was known to be slow before is said.
+        """
+        self._feed.take(evidence)
+        quick = [] if suspects else self._feed.quick(evidence, since, now)
+        slow = self._delay_watch.merged(self._delay_watch.fine(), quick)
+        if suspects:
+            slow = [s for s in slow if (s.candidate.component, s.candidate.type) in self._late]
+        self._late = {(s.candidate.component, s.candidate.type) for s in slow}
+        taken = frozenset[str]().union(*out.elements.values())
+        for s in slow:
+            if taken.isdisjoint(s.candidate.elements):
+                self._put(out, verdict_of(s, self._ends(s.candidate)))
 
     def _hold_mixed(self, out: Judgement) -> None:
         """Two or more links of one switch at once may be the switch: worth one more look before opening."""
-        ends = Counter(e for v in out.verdicts if v.component_type == "link" for e in v.ends)
-        for v in out.verdicts:
-            if v.component_type == "link" and any(ends[e] >= 2 for e in v.ends):
+        links = [v for v in out.verdicts if v.component_type == "link" and v.symptom != "high_rtt"]
+        ends = Counter(e for v in links for e in v.ends)
+        for v in links:
+            if any(ends[e] >= 2 for e in v.ends):
                 out.unsettled.add(v.component)
 
 

@@ -70,16 +70,3 @@ def totals(book: FlowBook, samples: Iterable[Sample]) -> Sums:
 def loss_observations(sums: Sums) -> list[Observation]:
     """One observation a flow, direction, class and path set."""
     return [Observation(sent, lost, paths) for (_, _, _, paths), (sent, lost) in sums.items()]
-
-
-def delay_observations(book: FlowBook, samples: Iterable[Sample], threshold_ns: int) -> list[Observation]:
-    """Round trips over both ways: all packets of a flow count as delayed if its mean RTT is over the threshold."""
-    sums: dict[tuple[Flow, PathSet], list[int]] = defaultdict(lambda: [0, 0])
-    for s in samples:
-        if s.rtts:
-            t = sums[s.flow, paths_of(book, s.flow, ROUND_TRIP, s.start)]
-            t[0] += s.rtts
-            t[1] += s.rtt_ns * s.rtts
-    return [
-        Observation(n, n if total / n > threshold_ns else 0, paths) for (_, paths), (n, total) in sums.items() if paths
-    ]

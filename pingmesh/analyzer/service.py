@@ -205,6 +205,7 @@ class Analyzer:
         host = self._hosts.get(message.host)
         for r in message.rnics:
             host.set_link(r.device, r.up, now)
+            self._hosts.set_clock(f"{message.host}/{r.device}", r.clock)
         self._look.set()
 
     def _on_report(self, message: Report, now: int) -> None:
