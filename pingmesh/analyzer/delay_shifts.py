@@ -83,13 +83,13 @@ def _misfit_of_rise(at: Floats, x: Floats) -> float:
     return float(np.abs(x - x.mean() - slope[:, None] * rise).sum(axis=1).min())
 
 
-def is_queue(cells: Floats, noise: Floats, delay: float) -> bool:
+def is_queue(cells: Floats, noise: Floats, delay: float, varying: float = VARYING) -> bool:
     """Whether the delay of flows through a component varies as a queue does, or is the same all the time.
 
     Each flow's differences are from its own median, so that what is wrong about its usual round trip does not count.
 
     `cells` (flows, moments) are excesses while it is slow, NaN where unknown, `noise` (flows,) is what a moment of each
-    flow differs by anyway; all in the unit of `delay`.
+    flow differs by anyway; all in the unit of `delay`. A queue's varies by more than the share `varying` of itself.
     """
     n = int(np.count_nonzero(~np.isnan(cells)))
     if n < 2 * LEAST_SIDE or delay <= 0 or cells.shape[1] < LEAST_SIDE:
@@ -97,4 +97,4 @@ def is_queue(cells: Floats, noise: Floats, delay: float) -> bool:
     spread = 1.4826 * float(np.nanmedian(np.abs(cells - median(cells)[0][:, None])))
     usual = float(np.median(noise))
     more = spread**2 - usual**2
-    return bool(more > (VARYING * delay) ** 2 and more > 3 * spread**2 * np.sqrt(4 / n))
+    return bool(more > (varying * delay) ** 2 and more > 3 * usual**2 * np.sqrt(4 / n))

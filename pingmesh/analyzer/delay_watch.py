@@ -59,6 +59,8 @@ SLOW_SHARE = 7.0
 """Anything else must be longer than `slow_ns` and this many usual round trips."""
 APART_NS = 300_000_000
 """Samples of two quick looks lie so far apart."""
+QUICK_VARYING = 0.05
+"""Means of ten probes and more differ less than the depths of a queue that they meet."""
 QUICK_NS = 15_000_000_000
 """A quick look holds so long without a further one."""
 
@@ -244,7 +246,7 @@ class DelayWatch:
             q = self._quick.get(key)
             # Flows at a queue meet it at different depths.
             shape = (rtt_ns[s.rows] - usual)[None, :]
-            slow = _slow(s, usual, since_ns, is_queue(shape, np.zeros(1), s.excess_ns))
+            slow = _slow(s, usual, since_ns, is_queue(shape, np.zeros(1), s.excess_ns, QUICK_VARYING))
             q = self._quick.setdefault(key, _Quick(slow))
             q.slow, q.seen = replace(slow, since_ns=min(q.slow.since_ns, since_ns)), now_ns
             if not q.heard or heard - q.heard[-1] > APART_NS:

@@ -171,6 +171,7 @@ def test_a_queue_of_milliseconds_is_named_after_two_rounds_of_confirmation(clock
     assert named([v]) == [("leaf2--spine3", "leaf2->spine3", "high_rtt")]
     assert v.evidence["excess_us"] == pytest.approx(10_000, rel=0.15)
     assert v.ends == ["leaf2", "spine3"]
+    assert v.evidence["kind"] == "congestion"
     assert named(fabric.confirm(nothing)) == [], "the newest round trips are quick again"
 
 

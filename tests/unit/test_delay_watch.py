@@ -261,6 +261,9 @@ def test_noise_is_no_queue() -> None:
     assert not is_queue(steady + rng.normal(0, 9, (20, 1)), noise, 40.0)
     assert is_queue(wavy, noise, 40.0)
     assert not is_queue(wavy[:1, :2], noise[:1], 40.0), "too few to say"
+    depths = 15.0 + rng.uniform(-1.5, 1.5, (1, 12))
+    assert is_queue(depths, np.zeros(1), 15.0, 0.05)
+    assert not is_queue(15.0 + rng.normal(0, 0.2, (1, 12)), np.zeros(1), 15.0, 0.05)
 
 
 def test_slots_that_nobody_uses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
