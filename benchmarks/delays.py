@@ -223,9 +223,10 @@ class Row:
     named: int = 0
     right: int = 0
     times_s: list[float] = field(default_factory=list)
-    errors: list[float] = field(default_factory=list)
     queues: int = 0
+    """Runs in which a queue was called one, and a shift one."""
     since_s: list[float] = field(default_factory=list)
+    """Seconds from when it began to when the name says that it did."""
 
 
 def names(slow: list[Slow]) -> set[tuple[str, str | None]]:
@@ -270,16 +271,16 @@ def quiet(study: Study, windows: int) -> tuple[int, list[str], Bools]:
 
 def table(rows: list[Row]) -> list[str]:
     out = [
-        "| what is slow | by | runs | recall | precision | median time | as queue or shift |",
-        "|---|---|---|---|---|---|---|",
+        "| what is slow | by | runs | recall | precision | median time to name | off in `since` | queue or shift |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
         precision = f"{r.right / r.named:.2f} ({r.right} of {r.named})" if r.named else "-"
         seconds = f"{statistics.median(r.times_s):.0f} s" if r.times_s else "-"
+        off = f"{statistics.median(map(abs, r.since_s)):.0f} s" if r.since_s else "-"
         kind = f"{r.queues} of {r.found}" if r.found and r.kind != "two at once" else "-"
-        out.append(
-            f"| {r.kind} | {r.size_us:g} µs | {r.runs} | {r.found / r.runs:.2f} | {precision} | {seconds} | {kind} |"
-        )
+        recall = f"{r.found / r.runs:.2f}"
+        out.append(f"| {r.kind} | {r.size_us:g} µs | {r.runs} | {recall} | {precision} | {seconds} | {off} | {kind} |")
     return out
 
 
