@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from pingmesh.analyzer.delay_baselines import CELLS, window_of
 from pingmesh.analyzer.delay_watch import CLOCKS, LEAST_FLOWS, SOFTWARE, DelayWatch, Slow
@@ -28,6 +29,8 @@ NEW_A_LOOK = 500
 MOST_QUICK = 6_000
 """Flows of a window that a quick look takes: the slow ones, and others that cross the same."""
 
+Shorts = npt.NDArray[np.uint16]
+
 
 class DelayFeed:
     """Feeds one watch. A slot is a 5-tuple in a class, on its paths, between two processes of agents.
@@ -48,7 +51,7 @@ class DelayFeed:
         """Row -> what its slot was given for."""
         self._watched: Bools = np.empty(0, bool)
         """Rows that are watched."""
-        self._taken: dict[int, tuple[Clean, Ints]] = {}
+        self._taken: dict[int, tuple[Clean, Shorts]] = {}
         """Windows by identity, and how many round trips of each row were taken in."""
         self._single: dict[int, Sample] = {}
         """The same of samples; held, so that no other gets the identity."""
@@ -61,20 +64,22 @@ class DelayFeed:
         and come faster than usual: they say nothing of what is usual. O(rows that are new x hops).
         """
         self._take_clocks()
-        taken: dict[int, tuple[Clean, Ints]] = {}
+        taken: dict[int, tuple[Clean, Shorts]] = {}
         spans = sorted(evidence.spans, key=lambda s: s.clean.first)
         if spans:
             self._admit(np.flatnonzero(spans[-1].clean.rtts))
+        watched = np.flatnonzero(self._watched)
         for span in spans:
             c = span.clean
-            before = self._taken.get(id(c), (c, np.empty(0, np.int64)))[1]
-            have = np.zeros(len(c.rtts), np.int64)
-            have[: len(before)] = before
-            rows = span.keep(np.flatnonzero((c.rtts > have) & self._watched[: len(c.rtts)]))
+            have = np.zeros(len(c.rtts), np.uint16)
+            if id(c) in self._taken:
+                before = self._taken[id(c)][1]
+                have[: len(before)] = before
+            there = watched[: np.searchsorted(watched, len(c.rtts))]
+            rows = span.keep(there[c.rtts[there] > have[there]])
             have[rows] = c.rtts[rows]
             taken[id(c)] = c, have
-            starts = c.start[self._book.rows.slot[rows]]
-            windows = window_of(starts)
+            windows = window_of(c.start[self._book.rows.slot[rows]])
             for window in np.unique(windows).tolist():
                 at = rows[windows == window]
                 slots = self._slots_of(at, int(c.last))

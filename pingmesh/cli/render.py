@@ -18,7 +18,7 @@ SYMPTOMS = {
     "class_drop": "drops one traffic class{cls} ({rate}), the others pass",
     "link_down": "is down",
     "flap": "goes down and up again and again",
-    "high_rtt": "is congested: packets are late, not lost",
+    "high_rtt": "is slow: packets are late, not lost",
     "rnic_down": "is down",
     "switch_down": "is down",
     "host_down": "is down, frozen or cut off",
