@@ -487,6 +487,8 @@ def decode(payload: bytes, expect: type[M], host: str | None = None, cluster: st
 
 
 _SWAP = sys.byteorder != "little"
+_WIDTH = {types: sum(array(code).itemsize for code in types) for types in (PROBER_COLUMNS, RESPONDER_COLUMNS)}
+"""Bytes of a row."""
 
 
 def pack_columns(types: str, columns: Sequence[Sequence[int]]) -> bytes:
@@ -497,7 +499,9 @@ def pack_columns(types: str, columns: Sequence[Sequence[int]]) -> bytes:
         if _SWAP:
             a.byteswap()
         parts.append(a.tobytes())
-    return zlib.compress(b"".join(parts), 1)
+    # With the fixed code: tables are small, and reading a code's own table would take longer than all the rest.
+    pack = zlib.compressobj(6, zlib.DEFLATED, zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL, zlib.Z_FIXED)
+    return pack.compress(b"".join(parts)) + pack.flush()
 
 
 def unpack_raw(types: str, data: bytes) -> tuple[int, bytes]:
@@ -509,7 +513,7 @@ def unpack_raw(types: str, data: bytes) -> tuple[int, bytes]:
         raw = d.decompress(data, MAX_COLUMN)
     except zlib.error as error:
         raise BadMessageError("columns", f"cannot be decompressed: {error}") from None
-    width = sum(array(code).itemsize for code in types)
+    width = _WIDTH.get(types) or sum(array(code).itemsize for code in types)
     if not d.eof or d.unconsumed_tail or len(raw) % width:
         raise BadMessageError("columns", f"{len(raw)} bytes are no whole number of {width} byte rows")
     return len(raw) // width, raw

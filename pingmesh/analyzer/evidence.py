@@ -15,7 +15,7 @@ import numpy as np
 
 from pingmesh.analyzer.components import Components
 from pingmesh.analyzer.counts import ROUND_TRIP, Sample
-from pingmesh.analyzer.flow_rows import ACK, PROBE
+from pingmesh.analyzer.flow_rows import ACK, PROBE, Names
 from pingmesh.analyzer.flows import FlowBook
 from pingmesh.analyzer.host_rules import Reached
 from pingmesh.analyzer.hosts import Host
@@ -31,6 +31,21 @@ MOST_PATHS = 60_000
 """Possible paths of flows of unknown path that are looked at one by one; of more flows, only what their ends tell is
 used."""
 MOST_MOVED = 30_000
+
+
+class Numbers:
+    """The components' numbers of elements, by the flow book's; elements of no component get numbers above those."""
+
+    def __init__(self, components: Components) -> None:
+        self.index = dict(components.index)
+        self._of = np.empty(0, np.int64)
+
+    def of(self, elements: Names) -> Ints:
+        """The number of each of the book's elements. O(elements that are new)."""
+        more = [self.index.setdefault(e, len(self.index)) for e in elements.names[len(self._of) :]]
+        if more:
+            self._of = np.concatenate((self._of, np.array(more, np.int64)))
+        return self._of
 
 
 @dataclass(slots=True, eq=False)
@@ -170,18 +185,15 @@ class Evidence:
         summed: Ints = out[span.clean.summed[role, out]]
         return summed
 
-    def table(self, components: Components) -> Table:
+    def table(self, numbers: Numbers) -> Table:
         """Everything as the localiser takes it: a row of one element for each sum, then the flows one by one."""
-        index = dict(components.index)
-        rest = table_of(loss_observations(self.sums), index)
-        sums, flows = self.clean_sums()
-        sums, flows = self._with_ends(sums, flows)
+        rest = table_of(loss_observations(self.sums), numbers.index)
+        sums, flows = self._with_ends(*self.clean_sums())
         element = np.flatnonzero(sums)
-        names = self.book.elements.names
-        number = np.array([index.setdefault(names[e], len(index)) for e in element.tolist()], np.int64)
+        number = numbers.of(self.book.elements)[element]
         k = len(element)
         return Table(
-            elements=len(index),
+            elements=len(numbers.index),
             path_ptr=np.concatenate((np.arange(k), k + rest.path_ptr)),
             path_elements=np.concatenate((number, rest.path_elements)),
             set_ptr=np.concatenate((np.arange(k), k + rest.set_ptr)),
@@ -195,7 +207,7 @@ class Evidence:
         """Where flows of unknown path are too many for one by one, they speak for the RNICs at their ends."""
         if self._few_unknown:
             return sums, flows
-        tx, rx = self._end_elements()
+        tx, rx = self.book.ends()
         n = len(self.book.elements)
         sums, flows = np.append(sums, np.zeros(n - len(sums))), np.append(flows, np.zeros(n - len(flows)))
         r = self.book.rows
@@ -207,22 +219,6 @@ class Evidence:
                 sums += np.bincount(end[there], weights=packets[there].astype(np.float64), minlength=n)
                 flows += np.bincount(end[there], minlength=n)
         return sums, flows
-
-    def _end_elements(self) -> tuple[Ints, Ints]:
-        """Elements of the two sides of each RNIC, -1 for those with several legs and those of no topology."""
-        rnics, elements = self.book.topology.rnics, self.book.elements
-        sides = []
-        for side in ("tx", "rx"):
-            sides.append(
-                np.array(
-                    [
-                        elements.of(f"{name} {side}") if name in rnics and len(rnics[name].legs) == 1 else -1
-                        for name in self.book.rnics.names
-                    ],
-                    np.int64,
-                )
-            )
-        return sides[0], sides[1]
 
     # ------------------------------------------------------------ what crosses a component
 

@@ -174,6 +174,7 @@ class FlowBook:
         self._sets_size = 0
         self._shared: dict[str, list[int]] | None = None
         self._hops = HopReader(topology)
+        self._ends = np.empty((2, 0), np.int64)
 
     # ------------------------------------------------------------ lists
 
@@ -184,7 +185,7 @@ class FlowBook:
         controller gives.
         """
         number, version = message.number, message.list_version
-        if not 0 <= number < MOST_NUMBER or not 0 <= version < 1 << 62:
+        if not 0 <= number < MOST_NUMBER or not 0 <= version < 1 << 32:
             raise BadMessageError("ProbeList", f"RNIC number {number} or version {version} is out of range")
         source = f"{message.host}/{message.device}"
         self.rnic_names[number] = source
@@ -335,6 +336,21 @@ class FlowBook:
     def current(self) -> Iterator[Flow]:
         """Flows of the newest list of each RNIC."""
         return (self.flow(row) for row in np.flatnonzero(self.rows.latest()).tolist())
+
+    def ends(self) -> Ints:
+        """Elements of both sides (tx, rx) of each RNIC, -1 where it has several legs or none, (2, RNICs)."""
+        have, names = self._ends.shape[1], self.rnics.names
+        if len(names) > have:
+            rnics = self.topology.rnics
+            more = [
+                [
+                    self.elements.of(f"{n} {side}") if n in rnics and len(rnics[n].legs) == 1 else -1
+                    for n in names[have:]
+                ]
+                for side in ("tx", "rx")
+            ]
+            self._ends = np.concatenate((self._ends, np.array(more, np.int64)), axis=1)
+        return self._ends
 
     # ------------------------------------------------------------ paths
 

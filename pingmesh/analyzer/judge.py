@@ -12,7 +12,7 @@ from pingmesh.analyzer.components import compile_components
 from pingmesh.analyzer.delay_feed import DelayFeed
 from pingmesh.analyzer.delay_watch import DelayWatch, verdict_of
 from pingmesh.analyzer.delays import delay_candidates
-from pingmesh.analyzer.evidence import Evidence, evidence_since, reaching
+from pingmesh.analyzer.evidence import Evidence, Numbers, evidence_since, reaching
 from pingmesh.analyzer.flows import ACK, FlowBook, Walk
 from pingmesh.analyzer.host_rules import SECOND, HostView, judge_hosts
 from pingmesh.analyzer.hosts import HostBook
@@ -70,6 +70,7 @@ class Judge:
         self._large = large_classes
         candidates = candidates_of(topology)
         self._components = compile_components(candidates)
+        self._numbers = Numbers(self._components)
         self._delay_watch = DelayWatch(
             compile_components(delay_candidates(topology)), len(topology.rnics), waits.slow_ns
         )
@@ -77,7 +78,7 @@ class Judge:
         self._late: set[tuple[str, str]] = set()
         """What was slow at the last look."""
         self._walked: dict[str, int] = {}
-        self._walk_at = -WALK_NS
+        self._walk_at, self._walk_of = -WALK_NS, -1
         self.elements_of: dict[tuple[str, str], frozenset[str]] = {}
         for c in candidates:
             key = (c.component, c.type)
@@ -115,7 +116,7 @@ class Judge:
     def _losses(self, evidence: Evidence, since: int, out: Judgement) -> list[Suspect]:
         if not evidence.has_loss:
             return []
-        table = evidence.table(self._components)
+        table = evidence.table(self._numbers)
         suspects = [s for s in self._localiser(table, self._components, noise=self._noise) if s.lost >= MIN_LOST]
         for s in suspects:
             self._put(out, self._verdict(s, evidence.crossings(s.candidate.elements), since))
@@ -173,8 +174,11 @@ class Judge:
     # ------------------------------------------------------------ links that nobody walks any more
 
     def _unwalked(self, now: int, since: int, suspects: list[Suspect], out: Judgement) -> None:
-        if not self._book.has_moved(since) and 0 <= now - self._walk_at < WALK_NS:
-            return  # no tuple has left any link
+        if not self._book.has_moved(since):
+            # No tuple has left any link: it only has to be noted which are walked.
+            if self._walk_of == self._book.changes or 0 <= now - self._walk_at < WALK_NS:
+                return
+            self._walk_of = self._book.changes
         self._walk_at = now
         walk = self._book.walk(since)
         for e, w in walk.items():

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from pingmesh.analyzer.counts import ROUND_TRIP, ProberCounts, ResponderCounts, Sample
 from pingmesh.analyzer.flows import ACK, PROBE, FlowBook
-from pingmesh.analyzer.plain_join import GIVE_UP_NS, KEEP_NS, PlainJoin, amend
+from pingmesh.analyzer.plain_join import GIVE_UP_NS, KEEP_NS, PlainJoin, WindowKey, amend
 from pingmesh.analyzer.report_columns import (
     ProberTables,
     Raw,
@@ -49,6 +49,8 @@ __all__ = ["KEEP_NS", "ROUND_TRIP", "Joined", "Sample", "SampleStore"]
 
 RELEASE_NS = KEEP_NS + 2 * GIVE_UP_NS
 """After a list is forgotten, samples of its flows are there for so long at most."""
+AT_ONCE = 1 << 14
+"""Tables that are read together: as many as fit into the processor's caches."""
 UNPLACED_NS = 2 * GIVE_UP_NS
 """Responders' counts of lists and RNICs that we do not know yet are kept so long."""
 
@@ -71,6 +73,10 @@ class Joined:
         return len(self.single) + sum(len(rows) for _, rows in self.clean)
 
 
+_Key = tuple[int, int, int, int, int, int]
+"""RNIC, epoch, list version, window, offset, and when it came."""
+
+
 class SampleStore:
     """Samples of the last two minutes, and the windows that wait for the other end's report.
 
@@ -90,7 +96,7 @@ class SampleStore:
         """Probes that arrived in another class than they left in, by source RNIC."""
         self._gathering: dict[int, Gathering] = {}
         self._plain = PlainJoin(flows, waits.settle_ns)
-        self._probers: list[tuple[ProberRows, Raw, int, int]] = []
+        self._probers: tuple[list[_Key], list[Raw]] = [], []
         self._responders: list[Raw] = []
         self._unplaced: deque[tuple[int, ResponderTable]] = deque()
         self._shift: Ints = np.full(0, _UNKNOWN, np.int64)
@@ -101,72 +107,83 @@ class SampleStore:
 
     def add_prober(self, rows: ProberRows, offset: int, now: int) -> None:
         """The prober's rows of one window; `offset` turns its clock into ours. Raises BadMessageError."""
-        self.add_prober_raw(rows, unpack_raw(PROBER_COLUMNS, rows.columns), offset, now)
-
-    def add_prober_raw(self, rows: ProberRows, raw: Raw, offset: int, now: int) -> None:
-        """The same, unpacked already."""
-        self._probers.append((rows, raw, offset, now))
+        self.add_report([rows], [unpack_raw(PROBER_COLUMNS, rows.columns)], (0, b""), offset, now)
 
     def add_responder(self, columns: bytes, now: int) -> None:
         """A responder's increments. Raises BadMessageError."""
-        self.add_responder_raw(unpack_raw(RESPONDER_COLUMNS, columns))
+        self.add_report([], [], unpack_raw(RESPONDER_COLUMNS, columns), 0, now)
 
-    def add_responder_raw(self, raw: Raw) -> None:
-        """The same, unpacked already."""
-        if raw[0]:
-            self._responders.append(raw)
+    def add_report(
+        self, prober: Sequence[ProberRows], raw: Sequence[Raw], responder: Raw, offset: int, now: int
+    ) -> None:
+        """A report's tables, unpacked already (`report_columns.read_report`)."""
+        keys, tables = self._probers
+        for rows, table in zip(prober, raw, strict=True):
+            if table[0] and _is_usual(rows):
+                keys.append((rows.rnic, rows.epoch, rows.list_version, rows.window, offset, now))
+                tables.append(table)
+        if responder[0]:
+            self._responders.append(responder)
+        if len(tables) >= AT_ONCE or len(self._responders) >= AT_ONCE:
+            self._read(now)
+
+    def _read(self, now: int) -> None:
+        """Count what came."""
+        if self._probers[0]:
+            self._take_probers()
+        if self._responders or self._unplaced:
+            self._take_responders(now)
 
     def add(self, samples: Iterable[Sample]) -> None:
         """Samples made elsewhere, by a confirmation."""
         self.single.extend(samples)
 
     def _take_probers(self) -> None:
-        taken, self._probers = self._probers, []
-        book, shift = self.book.rows, self._shifts()
+        (keys, tables), self._probers = self._probers, ([], [])
+        number, epoch, version, window, offset, now = np.array(keys, np.int64).T
+        slot = self.book.rows.slots_of(number, version)
+        start = window * WINDOW_NS + offset
+        window = window + self._shifted(slot, offset)
+        use = (slot >= 0) & self._may_begin(slot, window, start, now)
         # An RNIC's tables of one window are counted in the order in which they came: what amends comes later.
-        turns: Counter[tuple[int, int]] = Counter()
-        parts: dict[tuple[int, int], list[int]] = {}
-        slots = np.full(len(taken), -1, np.int64)
-        starts = np.zeros(len(taken), np.int64)
-        for i, (rows, _, offset, now) in enumerate(taken):
-            slot = book.of_key.get((rows.rnic, rows.list_version), -1)
-            start = rows.window * WINDOW_NS + offset
-            if slot < 0 or not self._may_begin(slot, rows, start, offset, now):
-                continue
-            slots[i], starts[i] = slot, start
-            window = rows.window + int(shift[slot])
-            turn = turns[window, slot]
-            turns[window, slot] = turn + 1
-            parts.setdefault((turn, window), []).append(i)
-        for (_, window), mine in sorted(parts.items()):
-            g = self._gather(window)
-            chosen = np.array(mine)
-            slot = slots[chosen]
-            epochs = np.array([taken[i][0].epoch for i in mine], np.int64)
-            new = g.epoch[slot] < 0
-            g.epoch[slot[new]] = epochs[new]
-            unstarted = g.start[slot] == 0
-            g.start[slot[unstarted]] = starts[chosen[unstarted]]
-            same = g.epoch[slot] == epochs
-            for i in chosen[~same].tolist():
-                rows, raw, _, _ = taken[i]
-                self._plain_prober(rows, raw, int(starts[i]))
-            kept = chosen[same]
-            for tables in prober_tables([taken[i][1] for i in kept.tolist()]):
-                self._count_sent(window, g, slots[kept], tables)
+        for at in _in_turns(np.flatnonzero(use), slot, window):
+            for w in np.unique(window[at]).tolist():
+                self._begin(w, at[window[at] == w], slot, epoch, start, keys, tables)
 
-    def _may_begin(self, slot: int, rows: ProberRows, start: int, offset: int, now: int) -> bool:
-        """Whether rows are of a window that is under way, or of one that may begin; sets the slot's shift."""
-        if not 0 <= rows.epoch < 1 << 62 or not -(1 << 62) < start < 1 << 62:
-            return False
-        in_windows = offset / WINDOW_NS
-        if abs(in_windows - self._shift[slot]) > 0.75:
-            self._shift[slot] = round(in_windows)
-        g = self._gathering.get(rows.window + int(self._shift[slot]))
-        if g is not None and slot < len(g.start) and g.start[slot]:
-            return True
+    def _begin(
+        self, window: int, at: Ints, slot: Ints, epoch: Ints, start: Ints, keys: list[_Key], tables: list[Raw]
+    ) -> None:
+        g, mine = self._gather(window), slot[at]
+        new = g.epoch[mine] < 0
+        g.epoch[mine[new]] = epoch[at[new]]
+        same = g.epoch[mine] == epoch[at]
+        unstarted = same & (g.start[mine] == 0)
+        g.start[mine[unstarted]] = start[at[unstarted]]
+        for i in at[~same].tolist():
+            self._plain_prober(keys[i][:4], tables[i], int(start[i]))
+        kept = at[same]
+        for t in prober_tables([tables[i] for i in kept.tolist()]):
+            self._count_sent(window, g, slot[kept], t)
+
+    def _shifted(self, slot: Ints, offset: Ints) -> Ints:
+        """Windows by which the clocks of the slots' hosts are off ours; it stays unless it is clearly another."""
+        shifts, in_windows = self._shifts(), offset / WINDOW_NS
+        if not len(shifts):
+            return np.zeros(len(slot), np.int64)
+        other = (slot >= 0) & (np.abs(in_windows - shifts[slot]) > 0.75)
+        shifts[slot[other]] = np.round(in_windows[other]).astype(np.int64)
+        return shifts[slot]
+
+    def _may_begin(self, slot: Ints, window: Ints, start: Ints, now: Ints) -> Bools:
+        """Which tables are of a window that is under way, or of one that may begin."""
         # From before an outage: history, not evidence for now.
-        return max(self.not_before, now - KEEP_NS) <= start <= now + WINDOW_NS
+        may: Bools = (start >= np.maximum(self.not_before, now - KEEP_NS)) & (start <= now + WINDOW_NS)
+        for w in np.unique(window[~may]).tolist():
+            g = self._gathering.get(w)
+            if g is not None:
+                g.fit()
+                may |= (window == w) & (slot >= 0) & (g.start[slot] != 0)
+        return may
 
     def _shifts(self) -> Ints:
         n = len(self.book.rows.base)
@@ -240,8 +257,7 @@ class SampleStore:
             for role, lost in ((PROBE, first), (ACK, second))
         ]
 
-    def _plain_prober(self, rows: ProberRows, raw: Raw, start: int) -> None:
-        key = (rows.rnic, rows.epoch, rows.list_version, rows.window)
+    def _plain_prober(self, key: WindowKey, raw: Raw, start: int) -> None:
         for t in prober_tables([raw]):
             columns = (t.index, t.sent, t.arrived, t.ack1, t.ack2, t.excluded, t.rtt_sum)
             for index, sent, arrived, ack1, ack2, excluded, rtt in zip(*(c[0].tolist() for c in columns), strict=True):
@@ -305,10 +321,7 @@ class SampleStore:
         `covered_until(host)`: until when (our clock) a host's responder reports are complete.
         """
         out = Joined()
-        if self._probers:
-            self._take_probers()
-        if self._responders or self._unplaced:
-            self._take_responders(now)
+        self._read(now)
         for slot in self.book.rows.retired:
             self._retired.append((now, slot))
         self.book.rows.retired.clear()
@@ -464,7 +477,7 @@ class SampleStore:
         """What the store holds, for comparing: counters of what came, and the single samples."""
         held = Counter(
             {
-                "probers": len(self._probers),
+                "probers": len(self._probers[0]),
                 "responders": len(self._responders),
                 "gathering": sum(int(g.state.sum()) for g in self._gathering.values()),
                 "clean": sum(int(c.sent.sum()) for c in self.clean.values()),
@@ -475,6 +488,29 @@ class SampleStore:
 
 _UNKNOWN = -(1 << 40)
 _CONFIRM = 0x8000_0000
+
+
+def _is_usual(rows: ProberRows) -> bool:
+    """Whether numbers are such as agents make; confirmations' windows are none of a report."""
+    return (
+        0 <= rows.rnic < 1 << 32
+        and 0 <= rows.epoch < 1 << 62
+        and 0 <= rows.list_version < 1 << 32
+        and 0 <= rows.window < _CONFIRM
+    )
+
+
+def _in_turns(at: Ints, slot: Ints, window: Ints) -> list[Ints]:
+    """`at` in parts, one after the other, none of which has a slot and window twice."""
+    key = window[at] << 24 | slot[at]
+    unique, where = np.unique(key, return_inverse=True)
+    if len(unique) == len(at):
+        return [at]
+    order = np.argsort(where, kind="stable")
+    first = np.searchsorted(where[order], np.arange(len(unique)))
+    turn = np.empty(len(at), np.int64)
+    turn[order] = np.arange(len(at)) - first[where[order]]
+    return [at[turn == n] for n in range(int(turn.max()) + 1)]
 
 
 def _late(values: np.ndarray) -> ProberCounts:

@@ -218,9 +218,7 @@ class Analyzer:
         host.seqs.append(message.seq)
         offset = host.offset
         self._findings.clock(message.host, offset, message.health.clock_steps, now)
-        for rows, raw in zip(message.prober, prober, strict=True):
-            self._store.add_prober_raw(rows, raw, offset, now)
-        self._store.add_responder_raw(responder)
+        self._store.add_report(message.prober, prober, responder, offset, now)
         self._covered[message.host] = message.until_ns + offset
 
     def _on_exceptions(self, message: Exceptions, now: int) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pingmesh.analyzer.candidates import candidates_of
 from pingmesh.analyzer.components import compile_components
 from pingmesh.analyzer.counts import ROUND_TRIP, Sample, prober_rows, responder_rows
-from pingmesh.analyzer.evidence import evidence_since, reaching, walked
+from pingmesh.analyzer.evidence import Numbers, evidence_since, reaching, walked
 from pingmesh.analyzer.flows import ACK, PROBE, FlowBook
 from pingmesh.analyzer.hazards import Hazards
 from pingmesh.analyzer.hosts import Host, HostBook
@@ -247,7 +247,7 @@ def test_sums_say_what_all_samples_say(seed: int, share: float, loss: float, sil
     components = compile_components(candidates_of(TOPOLOGY))
     sums = totals(book, single)
     assert evidence.has_loss == any(lost for _, lost in sums.values())
-    mine = Hazards(evidence.table(components), components, 1e-4, 1e-5)
+    mine = Hazards(evidence.table(Numbers(components)), components, 1e-4, 1e-5)
     plain = Hazards(table_of(loss_observations(sums), dict(components.index)), components, 1e-4, 1e-5)
     if silent:
         # A round trip of which one way is unknown is two one-way rows here: the hidden part is weighed less.

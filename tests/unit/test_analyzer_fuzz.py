@@ -382,7 +382,7 @@ def test_a_report_that_is_bad_in_part_is_not_taken_in_part() -> None:
         assert rig.bus.rejected == {"columns": 1}
         report.prober = rows[:1]
         await rig.give(topics.REPORT, encode(report), "h1")
-        assert len(rig.a._store._probers) == 1, "the same sequence number, sent well, counts"
+        assert len(rig.a._store._probers[0]) == 1, "the same sequence number, sent well, counts"
 
     asyncio.run(run())
 
