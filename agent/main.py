@@ -1,6 +1,11 @@
 """`pingmesh agent`."""
 
+# ruff: noqa: E402
 from __future__ import annotations
+
+from agent import footprint
+
+footprint.keep_small()  # before most of what an agent is made of is imported
 
 import argparse
 import asyncio

@@ -10,14 +10,14 @@ from agent.transport.verbs.edge import GRH, Device, Handle, Pair, Shape
 
 HEAD = 128
 """Bytes of a packet that have room of their own. What a probe has more is zeros, which all share."""
-BLOCK = 15
+BLOCK = 7
 """Without device stamps nobody waits for a send's completion but the ring, which is told of the last of each block."""
-ONLY_BLOCKS, EACH_BLOCKS = 8, 2
+ONLY_BLOCKS, EACH_BLOCKS = 18, 2
 """Blocks in the ring of an RNIC's only lane, and in those of each of several. Providers make queues of a power of two
-less one: two blocks are 30.
+less one: of 126 and of 14 sends little is left over.
 """
-FIRST_RECEIVES, OTHER_RECEIVES = 63, 31
-"""Probes come to the first lane, to the others come ACKs."""
+FIRST_RECEIVES, OTHER_RECEIVES = 63, 23
+"""Probes come to the first lane, to the others come ACKs. With eight, all fits into a completion queue of 255."""
 RECEIVE_BIT = 1 << 23
 LANE_SHIFT, SLOT_MASK = 16, 0xFFFF
 GENERATION_SHIFT = 24
