@@ -11,7 +11,7 @@ from pingmesh.analyzer.evidence import Evidence, Span
 from pingmesh.analyzer.flows import ACK, PROBE, FlowBook, PathSet
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.samples import Sample
-from pingmesh.analyzer.table import Bools, Floats, Ints
+from pingmesh.analyzer.table import Floats, Ints
 from pingmesh.analyzer.windows import Clean
 from pingmesh.messages import WINDOW_NS
 from topology.model import Topology
@@ -28,6 +28,8 @@ NEW_A_LOOK = 500
 """Flows that a look begins to watch: each costs some ten microseconds."""
 MOST_QUICK = 6_000
 """Flows of a window that a quick look takes: the slow ones, and others that cross the same."""
+NOTHING = -2
+"""No fact about a flow."""
 
 Shorts = npt.NDArray[np.uint16]
 
@@ -45,12 +47,12 @@ class DelayFeed:
         self._host_numbers = {h: i for i, h in enumerate(topology.hosts)}
         numbers = [self._host_numbers[r.host] for r in topology.rnics.values()]
         self._host_of = np.array(numbers, np.int64)
+        self._place = np.empty(0, np.int32)
+        """Row -> its place in the two below, -1: it is not watched."""
         self._slots = np.empty(0, np.int64)
-        """Row -> slot, -1 for none yet."""
+        """Place -> slot."""
         self._known = np.empty((0, 0), np.int64)
-        """Row -> what its slot was given for."""
-        self._watched: Bools = np.empty(0, bool)
-        """Rows that are watched."""
+        """Place -> what the slot was given for."""
         self._taken: dict[int, tuple[Clean, Shorts]] = {}
         """Windows by identity, and how many round trips of each row were taken in."""
         self._single: dict[int, Sample] = {}
@@ -68,7 +70,7 @@ class DelayFeed:
         spans = sorted(evidence.spans, key=lambda s: s.clean.first)
         if spans:
             self._admit(np.flatnonzero(spans[-1].clean.rtts))
-        watched = np.flatnonzero(self._watched)
+        watched = np.flatnonzero(self._place >= 0)
         for span in spans:
             c = span.clean
             have = np.zeros(len(c.rtts), np.uint16)
@@ -97,23 +99,31 @@ class DelayFeed:
     def _admit(self, rows: Ints) -> None:
         """Begin to watch some of these rows, as long as there is room. O(rows)."""
         r = self._book.rows
-        n = len(r.used)
-        if n > len(self._watched):
-            self._watched = np.concatenate((self._watched, np.zeros(n - len(self._watched), bool)))
-        self._watched &= r.used
-        new = rows[~self._watched[rows]]
-        watched = int(np.count_nonzero(self._watched))
-        room = min(NEW_A_LOOK, MOST_WATCHED - watched)
+        self._fit()
+        watched = np.flatnonzero((self._place >= 0) & r.used)
+        new = rows[self._place[rows] < 0]
+        room = min(NEW_A_LOOK, MOST_WATCHED - len(watched))
         if not len(new) or room <= 0:
             return
-        if watched + len(new) > ALL_WATCHED:
-            new = self._lacking(new[:: max(1, len(new) // (20 * room))])
-        self._watched[new[:room]] = True
+        if len(watched) + len(new) > ALL_WATCHED:
+            new = self._lacking(new[:: max(1, len(new) // (20 * room))], watched)
+        new = new[:room]
+        places = self._place[watched]
+        self._place[:] = -1  # what is no flow any more loses its place
+        self._place[watched] = np.arange(len(watched))
+        self._place[new] = len(watched) + np.arange(len(new))
+        self._slots = np.append(self._slots[places], np.full(len(new), -1))
+        self._known = np.concatenate((self._known[places], np.full((len(new), self._known.shape[1]), NOTHING)))
 
-    def _lacking(self, rows: Ints) -> Ints:
+    def _fit(self) -> None:
+        more = len(self._book.rows.used) - len(self._place)
+        if more > 0:
+            self._place = np.concatenate((self._place, np.full(more, -1, np.int32)))
+
+    def _lacking(self, rows: Ints, watched: Ints) -> Ints:
         """Those of some rows that cross an element that too few watched ones do, in no particular order."""
         path = self._book.rows.path
-        there = path[:, np.flatnonzero(self._watched)].ravel()
+        there = path[:, watched].ravel()
         load = np.bincount(there[there >= 0], minlength=len(self._book.elements))
         mine = np.concatenate((path[PROBE, rows], path[ACK, rows]), axis=1)
         lack = (mine >= 0) & (load[mine] < ENOUGH)
@@ -169,25 +179,21 @@ class DelayFeed:
 
     def _slots_of(self, rows: Ints, when: int) -> Ints:
         """The slots of rows, -1 for what is in no topology. O(rows x hops), and a look-up for those that changed."""
-        r, n = self._book.rows, len(self._book.rows.used)
-        if self._renumbered != self._watch.book.renumbered:
+        r, facts = self._book.rows, self._facts(rows)
+        if self._renumbered != self._watch.book.renumbered or facts.shape[1] != self._known.shape[1]:
             self._renumbered = self._watch.book.renumbered
-            self._slots = np.empty(0, np.int64)
-        facts = self._facts(rows)
-        if n > len(self._slots) or facts.shape[1] != self._known.shape[1]:
-            slots, known = np.full(n, -1, np.int64), np.full((n, facts.shape[1]), -2, np.int64)
-            if facts.shape[1] == self._known.shape[1] and len(self._slots):
-                slots[: len(self._slots)], known[: len(self._slots)] = self._slots, self._known
-            self._slots, self._known = slots, known
+            self._known = np.full((len(self._slots), facts.shape[1]), NOTHING)
         settled = r.plain[PROBE, rows] & r.plain[ACK, rows]
-        same = settled & (self._known[rows] == facts).all(axis=1)
-        out = np.where(same, self._slots[rows], -1)
+        self._fit()
+        place = self._place[rows]
+        same = settled & (place >= 0)
+        same[same] = (self._known[place[same]] == facts[same]).all(axis=1)
+        out = np.full(len(rows), -1, np.int64)
+        out[same] = self._slots[place[same]]
         for i in np.flatnonzero(~same).tolist():
-            row = int(rows[i])
-            slot = self._row_slot(row, when)
-            out[i] = slot
-            self._slots[row] = slot
-            self._known[row] = facts[i] if settled[i] else -2
+            out[i] = self._row_slot(int(rows[i]), when)
+        keep = ~same & settled & (place >= 0)
+        self._slots[place[keep]], self._known[place[keep]] = out[keep], facts[keep]
         return out
 
     def _facts(self, rows: Ints) -> Ints:
