@@ -11,11 +11,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from typing import cast
 
 from pingmesh import topics
 from pingmesh.config import BrokerSettings
 from pingmesh.lean_aiomqtt import aiomqtt
 from pingmesh.messages import BadMessageError
+from pingmesh.read_ahead import ReadAheadSocket
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +25,10 @@ Handler = Callable[[topics.Topic, bytes], Awaitable[None] | None]
 
 UNHANDLED = "unhandled"
 """Messages in `Bus.rejected` that a handler failed at, a fault of ours: the log has the traceback."""
+
+
+TOGETHER = 100
+"""Messages handled before others of the process have their turn."""
 
 
 @dataclass
@@ -70,6 +76,7 @@ class Bus:
     connected: asyncio.Event = field(default_factory=asyncio.Event)
     connections: int = 0
     _client: aiomqtt.Client | None = None
+    _inbox: asyncio.Queue[aiomqtt.Message] = field(default_factory=asyncio.Queue)
 
     async def publish(self, topic: topics.Topic | str, payload: bytes, *, qos: int = 0, retain: bool = False) -> None:
         """Publish now. Raises ConnectionError while there is no broker."""
@@ -92,7 +99,10 @@ class Bus:
                         backoff = 0.2
                         assert self._client is not None
                         async for message in self._client.messages:
-                            await self._dispatch(str(message.topic), message.payload, bool(message.retain))
+                            await self._take(message)
+                            # Waiting costs more than most messages do: take those that came together, together.
+                            for _ in range(min(self._inbox.qsize(), TOGETHER)):
+                                await self._take(self._inbox.get_nowait())
                 except (aiomqtt.MqttError, OSError) as error:
                     what = "cannot be reached" if self.connections == before else "connection lost"
                     s = self.settings
@@ -100,6 +110,9 @@ class Bus:
             # Spread over the interval: a thousand agents must not come back in one instant.
             await asyncio.sleep(backoff * random.uniform(0.5, 1.5))
             backoff = min(backoff * 2, self.settings.reconnect_max_s)
+
+    async def _take(self, message: aiomqtt.Message) -> None:
+        await self._dispatch(str(message.topic), message.payload, bool(message.retain))
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[None]:
@@ -109,6 +122,7 @@ class Bus:
         context = ssl.create_default_context(cafile=s.ca_file) if s.tls else None
         if context is not None and s.cert_file:
             context.load_cert_chain(s.cert_file, s.key_file)
+        inbox = self._inbox = asyncio.Queue[aiomqtt.Message](s.max_queued)
         client = aiomqtt.Client(
             s.host,
             s.port,
@@ -119,11 +133,13 @@ class Bus:
             keepalive=s.keepalive_s,
             will=will,
             timeout=5,
-            max_queued_incoming_messages=s.max_queued,
+            queue_type=cast("type[asyncio.Queue[aiomqtt.Message]]", lambda maxsize: inbox),
             max_queued_outgoing_messages=s.max_queued,
         )
         client.pending_calls_threshold = s.max_queued  # a burst of questions is no reason for a warning each
         async with client:
+            # It reads a packet in four calls, and one packet each time the loop has looked for more.
+            client._client._sock = ReadAheadSocket(client._client._sock)
             self._client = client
             self.connections += 1
             try:

@@ -152,7 +152,8 @@ class HostBook:
         host.health = health
         host.health_at = now
         for r in health.rnics:
-            host.set_link(r.device, r.up, now)
+            if not r.up or host.down:
+                host.set_link(r.device, r.up, now)
         stall = max(health.loop_lag_max, health.read_delay_max)
         if stall >= self._waits.stall_ms:
             host.stalls.append((now, stall))

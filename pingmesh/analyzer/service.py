@@ -69,6 +69,17 @@ DESERTED = frozenset({"link_down", "switch_down", "flap"})
 RETRACE_TUPLES = 24
 
 
+KINDS: dict[str, type[Message]] = {
+    topics.STATE: AgentState,
+    topics.REGISTER: Register,
+    topics.REPORT: Report,
+    topics.EXCEPTION: Exceptions,
+    topics.PATHS: Paths,
+    topics.LIST: ProbeList,
+    topics.INCIDENTS: OpenIncidents,
+}
+
+
 class Analyzer:
     """One analyzer of one cluster."""
 
@@ -156,16 +167,7 @@ class Analyzer:
 
     def _on_message(self, topic: topics.Topic, payload: bytes) -> None:
         now = self._clock.now()
-        kinds: dict[str, type[Message]] = {
-            topics.STATE: AgentState,
-            topics.REGISTER: Register,
-            topics.REPORT: Report,
-            topics.EXCEPTION: Exceptions,
-            topics.PATHS: Paths,
-            topics.LIST: ProbeList,
-            topics.INCIDENTS: OpenIncidents,
-        }
-        kind = kinds.get(topic.kind)
+        kind = KINDS.get(topic.kind)
         if topic.kind == topics.ANSWER:
             self._on_answer(topic, payload, now)
             return
