@@ -7,8 +7,8 @@ messages (`agents_at_scale.py`: windows of 5 s at default rates, with background
 own from this process; `--direct` leaves broker and client out. Time is replayed, not waited for: the analyzer's clock
 is set to when each window's reports leave. CPU seconds are those of the analyzer's process: receiving,
 decoding and taking in, joining both ends, one look (host rules, evidence, verdicts) after each window; then a look at a
-fabric with a link that loses 10 %. Lists and traces from before are given to the analyzer's handler first, and not
-counted. `--quick`: 1,000 and 4,000 RNICs.
+fabric with a link that loses 10 %. Lists and traces from before are given to the analyzer's handler first (above 20,000
+RNICs as columns: `known_flows.py`), and not counted. `--quick`: 1,000 and 4,000 RNICs.
 """
 
 from __future__ import annotations
@@ -52,6 +52,8 @@ LOSS = 1e-6
 """Background, a packet and hop."""
 FAULTY, RATE = "p1-agg1->core1", 0.1
 SECOND = 1_000_000_000
+MOST_LISTS = 20_000
+"""RNICs up to which the analyzer is given its lists and traces as messages."""
 AHEAD = 2000
 """Messages that may be on their way: no queue may overflow."""
 
@@ -133,6 +135,13 @@ async def _replay(pipe: Connection, shape: Shape, port: int, received: Synchroni
             figures["rss_before_mb"] = _rss_mb()
             answer: object = replay.count
             received.value = replay.count
+        elif command == "fill":
+            from known_flows import fill
+
+            fill(a.book, Agents(shape), argument)
+            figures["setup_s"] = time.process_time() - began
+            figures["rss_before_mb"] = _rss_mb()
+            answer = 0
         elif command == "connect":
             session = asyncio.create_task(a._bus.run())
             await a._bus.connected.wait()
@@ -308,7 +317,12 @@ def _measure(agents: Agents, folder: Path, port: int, profile: str) -> Figures:
     assert ours.recv() == "ready"
     start = FIRST_WINDOW * WINDOW_NS - 50 * SECOND
     file = folder / "messages"
-    for messages in (agents.lists(), agents.known_paths(start), agents.registrations(start, 60.0)):
+    before = [agents.registrations(start, 60.0)]
+    if len(agents.names) <= MOST_LISTS:
+        before = [agents.lists(), agents.known_paths(start), *before]
+    else:
+        ask("fill", start)
+    for messages in before:
         _write(file, messages)
         expected = ask("setup", str(file))
     publisher = Publisher(port, received) if port else None
