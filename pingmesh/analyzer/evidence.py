@@ -58,11 +58,14 @@ class Span:
     partly: Bools | None
     """Rows that began in time, where not all did, (rows,)."""
 
+    def counts(self, rows: Ints) -> Bools:
+        """Which of some rows are evidence."""
+        good = ~np.isin(rows, self.left_out) if len(self.left_out) else np.ones(len(rows), bool)
+        return good if self.partly is None else good & self.partly[rows]
+
     def keep(self, rows: Ints) -> Ints:
         """Those of some rows that are evidence."""
-        if len(self.left_out):
-            rows = rows[~np.isin(rows, self.left_out)]
-        return rows if self.partly is None else rows[self.partly[rows]]
+        return rows if not len(self.left_out) and self.partly is None else rows[self.counts(rows)]
 
 
 @dataclass(slots=True, eq=False)
@@ -96,10 +99,29 @@ class Evidence:
             rows = {row for s in self.single if (row := self.book.row(s.flow)) is not None}
             self._rows_apart = np.array(sorted(rows), np.int64)
             self._apart = list(self.single)
-            for span in self.spans:
-                self._apart += self.store.samples_of(span.clean, span.keep(self._rows_apart))
+            self._apart += self._clean_samples()
             self._apart += self._hidden_samples()
         return self._apart
+
+    def _clean_samples(self) -> Iterator[Sample]:
+        """What was not lost of the flows that are looked at one by one: where their paths do not change, all in one."""
+        r, rows = self.book.rows, self._rows_apart
+        settled = r.plain[PROBE, rows] & r.plain[ACK, rows]
+        for span in self.spans:
+            yield from self.store.samples_of(span.clean, span.keep(rows[~settled]))
+        rows = rows[settled]
+        sent = np.zeros((3, len(rows)), np.int64)
+        for span in self.spans:
+            c, good = span.clean, span.counts(rows)
+            trip = c.trip[rows]
+            sent[ROUND_TRIP] += np.where(good & trip, c.sent[rows], 0)
+            sent[PROBE] += np.where(good & ~trip, c.sent[rows], 0)
+            sent[ACK] += np.where(good & ~trip, c.acks[rows], 0)
+        for i, row in enumerate(rows.tolist()):
+            flow = self.book.flow(row)
+            for role in (PROBE, ACK, ROUND_TRIP):
+                if sent[role, i]:
+                    yield Sample(0, 0, flow, flow.cls_name, role, int(sent[role, i]), 0)
 
     def _hidden_samples(self) -> Iterator[Sample]:
         """Samples whose packets are in no sum: those of directions without one known path."""
