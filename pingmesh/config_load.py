@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -254,6 +253,8 @@ def _names(kind: Any) -> str:
 
 
 def _unknown(path: tuple[str, ...], allowed: Mapping[str, object]) -> str:
+    import difflib  # only who has mistyped something needs it
+
     close = difflib.get_close_matches(path[-1], list(allowed), n=1)
     hint = f"did you mean {'.'.join((*path[:-1], close[0]))}?" if close else f"allowed: {', '.join(allowed) or 'none'}."
     return f"{'.'.join(path)}: unknown key; {hint}"

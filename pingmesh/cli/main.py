@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import shutil
 import signal
 import sys
 import traceback
@@ -116,9 +115,20 @@ USER_ERRORS = {
 }
 
 
+def _columns() -> int:
+    """Of the terminal. `shutil` tells it as well, and brings every compressor into an agent's memory."""
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told):
+        return int(told)
+    try:
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 100  # type: ignore[union-attr]
+    except (AttributeError, ValueError, OSError):
+        return 100
+
+
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=30, width=min(110, shutil.get_terminal_size((100, 24)).columns))
+        super().__init__(prog, max_help_position=30, width=min(110, _columns()))
         # argparse forgets the indentation of subcommands when it measures them, and wraps the longest one.
         self._action_max_length = 14
 
