@@ -44,6 +44,8 @@ LEAST_PROBERS = 2
 LEAST_SHARE = 0.5
 LEAST_TIMED = 10
 """Flows with round trips without which nothing can be said."""
+MOST_COMMON = 1_000
+"""Flows that tell how the whole fabric changes."""
 LEAST_Z = 5.0
 LEAST_STEP = 1.5
 """Wanders by which a component's delay must rise."""
@@ -193,7 +195,7 @@ class DelayWatch:
         track = self._tracks.get(key)
         if track is None:
             windows, history = self.book.history(slots)
-            shift = change_point(level(history), windows)
+            shift = change_point(level(history) - self._common(found.slots, slots), windows)
             if shift is None or not shift.is_sudden or shift.z < LEAST_Z:
                 return
             if shift.after - shift.before < LEAST_STEP * shift.wander:
@@ -208,6 +210,13 @@ class DelayWatch:
         track.hits += end > track.last
         track.last, track.until = end, max(track.until, until)
 
+    def _common(self, slots: Ints, affected: Ints) -> Floats | float:
+        """How all other flows changed over the same time, by an even choice of them; 0 where there are too few."""
+        others = np.setdiff1d(slots, affected)
+        if len(others) < LEAST_TIMED:
+            return 0.0
+        return level(self.book.history(others[:: -(-len(others) // MOST_COMMON)])[1])
+
     def _supersede(self, end: int) -> None:
         """What now has other names, which two looks have found, loses its old one."""
         new = [t for t in self._tracks.values() if t.last == end and t.hits >= LOOKS]
@@ -221,13 +230,14 @@ class DelayWatch:
         return is_queue(cells, self.book.noise(slots), s.excess_ns)
 
     def _is_over(self, t: _Track, recent: Excess) -> bool:
-        rows = np.flatnonzero(np.isin(recent.slots, t.slots))
-        if len(rows) < LEAST_FLOWS:
+        its = np.isin(recent.slots, t.slots)
+        excess, others = recent.table.excess[its], recent.table.excess[~its]
+        if len(excess) < LEAST_FLOWS:
             return False  # not enough data to say so
-        excess = recent.table.excess[rows]
         middle = float(np.median(excess))
         spread = 1.4826 * float(np.median(np.abs(excess - middle)))
-        return bool(middle + 2.5 * spread / np.sqrt(len(rows)) < STILL * t.slow.excess_ns)
+        common = float(np.median(others)) if len(others) >= LEAST_TIMED else 0.0
+        return bool(middle - common + 2.5 * spread / np.sqrt(len(excess)) < STILL * t.slow.excess_ns)
 
     # ------------------------------------------------------------ quick
 

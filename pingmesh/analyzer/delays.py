@@ -184,12 +184,12 @@ class _Slow:
 
 
 def stands_out(table: DelayTable, singles: int) -> bool:
-    """Whether any component's flows are late enough together for a search to be worth its time. O(crossings).
+    """Whether any component's flows are late enough, beside the others, for a search to be worth it. O(crossings).
 
     A sound component of the few thousand looked at is rarely late by four standard errors, one that could be named
     hardly ever by less.
     """
-    z = np.clip(table.excess / table.scale, *CLIP)
+    z = np.clip((table.excess - np.median(table.excess)) / table.scale, *CLIP)
     owner = np.repeat(np.arange(table.rows), np.diff(table.ptr))
     summed = np.bincount(table.singles, weights=table.share * z[owner], minlength=singles)
     weight = np.bincount(table.singles, weights=table.share, minlength=singles)
