@@ -147,7 +147,7 @@ class SampleStore:
         use = (slot >= 0) & self._may_begin(slot, window, start, now)
         # An RNIC's tables of one window are counted in the order in which they came: what amends comes later.
         for at in _in_turns(np.flatnonzero(use), slot, window):
-            for w in np.unique(window[at]).tolist():
+            for w in _values(window[at]):
                 self._begin(w, at[window[at] == w], slot, epoch, start, keys, tables)
 
     def _begin(
@@ -178,7 +178,7 @@ class SampleStore:
         """Which tables are of a window that is under way, or of one that may begin."""
         # From before an outage: history, not evidence for now.
         may: Bools = (start >= np.maximum(self.not_before, now - KEEP_NS)) & (start <= now + WINDOW_NS)
-        for w in np.unique(window[~may]).tolist():
+        for w in _values(window[~may]):
             g = self._gathering.get(w)
             if g is not None:
                 g.fit()
@@ -205,13 +205,15 @@ class SampleStore:
         slot = slots[t.of]
         inside = t.index < book.span[slot][:, None]
         row = np.where(inside, book.base[slot][:, None] + t.index, 0)
-        use = (inside & book.used[row]).ravel()
-        row = row.ravel()[use]
-        values = np.empty((len(row), 5), np.int32)
+        use = inside & book.used[row]
+        values = np.empty((*row.shape, 5), np.int32)
         for column, counts in ((SENT, t.sent), (ARRIVED, t.arrived), (ACKS2, t.ack2), (EXCLUDED, t.excluded)):
-            values[:, column] = counts.ravel()[use]
-        values[:, ACKS] = values[:, ACKS2] + t.ack1.ravel()[use]
-        rtt = t.rtt_sum.ravel()[use].astype(np.int64)
+            values[:, :, column] = counts
+        np.add(values[:, :, ACKS2], t.ack1, out=values[:, :, ACKS])
+        row, values, rtt = row.ravel(), values.reshape(-1, 5), t.rtt_sum.astype(np.int64).ravel()
+        if not use.all():
+            used = use.ravel()
+            row, values, rtt = row[used], values[used], rtt[used]
         for part in self._without_doubles(row):
             self._enter(window, g, row[part], values[part], rtt[part])
 
@@ -290,28 +292,33 @@ class SampleStore:
             later = table.take(~known)
             self._unplaced.append((seen, later.take(later.window < _CONFIRM)))
             table, slot, shift = table.take(known), slot[known], shift[known]
+        if not len(table):
+            return
         window = table.window + shift
+        inside = table.index < book.span[slot]
+        row = np.where(inside, book.base[slot] + table.index, 0)
+        row = np.where(inside & book.used[row], row, -1)
         least = (now - KEEP_NS) // WINDOW_NS - 1
-        for w in np.unique(window).tolist() if len(window) else ():
+        for w in _values(window):
             if least <= w <= now // WINDOW_NS + 2:
-                at = slice(None) if w == window[0] and (window == w).all() else np.flatnonzero(window == w)
-                self._count_received(self._gather(w), table.take(at), slot[at], now)
+                self._count_received(w, np.flatnonzero(window == w), table, slot, row, now)
 
-    def _count_received(self, g: Gathering, t: ResponderTable, slot: Ints, now: int) -> None:
-        book = self.book.rows
-        new = g.epoch[slot] < 0
-        g.epoch[slot[new]] = t.epoch[new]
-        good = (g.epoch[slot] == t.epoch) & (t.index < book.span[slot])
-        row = np.where(good, book.base[slot] + t.index, 0)
-        good &= book.used[row]
+    def _count_received(self, window: int, at: Ints, t: ResponderTable, slot: Ints, row: Ints, now: int) -> None:
+        g = self._gather(window)
+        mine, epoch, rows = slot[at], t.epoch[at], row[at]
+        new = g.epoch[mine] < 0
+        if new.any():
+            g.epoch[mine[new]] = epoch[new]
+        same = g.epoch[mine] == epoch
+        good = same & (rows >= 0)
         if not good.all():
-            for i in np.flatnonzero(g.epoch[slot] != t.epoch).tolist():
+            for i in at[~same].tolist():
                 key = (int(t.source[i]), int(t.epoch[i]), int(t.version[i]), int(t.window[i]))
                 counts = ResponderCounts(int(t.received[i]), int(t.ack1[i]), int(t.ack2[i]))
                 self._plain.add_responder(key, int(t.index[i]), counts, now)
-            t, row = t.take(good), row[good]
-        np.add.at(g.responder[:, RECEIVED], row, t.received)
-        np.add.at(g.responder[:, ACKS_SENT], row, t.ack1 + t.ack2)
+            at, rows = at[good], rows[good]
+        np.add.at(g.responder[:, RECEIVED], rows, t.received[at])
+        np.add.at(g.responder[:, ACKS_SENT], rows, t.ack1[at] + t.ack2[at])
 
     # ------------------------------------------------------------ joining
 
@@ -363,14 +370,18 @@ class SampleStore:
         return listed
 
     def _join_rows(self, window: int, g: Gathering, row: Ints, heard: Bools, out: Joined) -> None:
-        p, r = g.prober[row], g.responder[row]
-        sent, arrived, acks, excluded = (p[:, c].astype(np.int64) for c in (SENT, ARRIVED, ACKS, EXCLUDED))
-        trip = ~heard | (r[:, RECEIVED] < arrived)
+        p, r, rtt_sum = g.prober[row], g.responder[row], g.rtt[row]
+        sent, arrived, acks, excluded = (np.ascontiguousarray(p[:, c]) for c in (SENT, ARRIVED, ACKS, EXCLUDED))
+        received = np.ascontiguousarray(r[:, RECEIVED])
+        trip = received < arrived
+        if not heard.all():
+            trip |= ~heard
         acks_sent = np.maximum(r[:, ACKS_SENT] - 2 * excluded, acks)
-        first = np.maximum(0, sent - np.where(trip, arrived, r[:, RECEIVED]))
+        first = np.maximum(0, sent - np.where(trip, arrived, received))
         second = np.where(trip, 0, acks_sent - acks)
-        rtts = np.where(g.rtt[row] > 0, p[:, ACKS2].astype(np.int64), 0)
-        rtt = np.where(rtts > 0, g.rtt[row] * 100 // np.maximum(rtts, 1), 0)
+        rtts = np.where(rtt_sum > 0, p[:, ACKS2], 0)
+        # Exact: all numbers are below 2^53.
+        rtt = np.where(rtts > 0, np.floor(rtt_sum * 100.0 / np.maximum(rtts, 1)), 0.0).astype(np.int64)
         clean = self.clean.get(window)
         if clean is None:
             clean = self.clean[window] = Clean(self.book.rows, len(self.book.elements))
@@ -498,6 +509,16 @@ def _is_usual(rows: ProberRows) -> bool:
         and 0 <= rows.list_version < 1 << 32
         and 0 <= rows.window < _CONFIRM
     )
+
+
+def _values(numbers: Ints) -> list[int]:
+    """The numbers that occur; quick where they lie close together, as windows do."""
+    if not len(numbers):
+        return []
+    least, most = int(numbers.min()), int(numbers.max())
+    if most - least > 1 << 10:
+        return [int(n) for n in np.unique(numbers)]
+    return [least + int(n) for n in np.flatnonzero(np.bincount(numbers - least))]
 
 
 def _in_turns(at: Ints, slot: Ints, window: Ints) -> list[Ints]:
