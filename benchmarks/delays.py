@@ -137,11 +137,15 @@ class Study:
         twin.simulation.starved_until = self.simulation.starved_until.copy()
         return twin
 
-    def step(self, delays: tuple[Delay, ...] = ()) -> list[Slow]:
-        """Another window, and what is slow after it."""
+    def pass_by(self, delays: tuple[Delay, ...] = ()) -> None:
+        """Another window, without a look."""
         window = self.simulation.window
         some, mean = self.simulation.step(delays)
         self.watch.book.put(self.slots[some], window, mean)
+
+    def step(self, delays: tuple[Delay, ...] = ()) -> list[Slow]:
+        """Another window, and what is slow after it."""
+        self.pass_by(delays)
         return self.watch.merged(self.watch.fine(), [])
 
 
@@ -234,7 +238,7 @@ def names(slow: list[Slow]) -> set[tuple[str, str | None]]:
 
 
 def run(study: Study, truth: Truth, row: Row, is_queue: bool) -> None:
-    """Watch one fault until all that is needed is named, and six windows more."""
+    """Watch one fault until all that is needed is named, and three windows more."""
     began = study.simulation.window
     named: set[tuple[str, str | None]] = set()
     found_at, until = None, WATCHED
@@ -242,7 +246,7 @@ def run(study: Study, truth: Truth, row: Row, is_queue: bool) -> None:
         slow = study.step(truth.delays)
         named |= names(slow)
         if found_at is None and truth.needed <= named:
-            found_at, until = w + 1, w + 7
+            found_at, until = w + 1, w + 4
             first = next(s for s in slow if names([s]) & truth.needed)
             row.since_s.append((first.since_ns / 1e9) - began * WINDOW_S)
         if w + 1 >= until:
@@ -298,7 +302,7 @@ def main() -> None:
     began = time.process_time()
     study = make(args.seed)
     for _ in range(WARM_UP):
-        study.step()
+        study.pass_by()
     flows = len(study.slots)
     windows = int(hours * 3600 / WINDOW_S)
     false, which, bad = quiet(study.again(args.seed + 1), windows)
