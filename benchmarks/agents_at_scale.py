@@ -310,6 +310,7 @@ class Agents:
         columns = (f.index, now.sent, arrived, arrived, ack2, now.lost_there, zero, zero, zero, rtt * ack2, rtt + 60)
         packed = [c.astype(t) for t, c in zip(PROBER_COLUMNS, columns, strict=True)]
         end = (window + 1) * WINDOW_NS
+        rest = now.sent - now.early - now.lost_there
         for host, name in enumerate(self.hosts):
             rows = []
             for rnic in range(host * self.per_host, (host + 1) * self.per_host):
@@ -332,7 +333,7 @@ class Agents:
                 now_ns=end + int((EARLY_S + 0.01) * 1e9),
                 until_ns=end + int(EARLY_S * 1e9),
                 prober=rows,
-                responder=self._responder(host, window, now, after),
+                responder=self._responder(host, window, rest, after.early),
                 health=Health(
                     loop_lag_max=1.5,
                     cpu_share=0.1,
@@ -341,13 +342,13 @@ class Agents:
             )
             yield str(topics.Topic(CLUSTER, name, topics.REPORT)), encode(message), 1
 
-    def _responder(self, host: int, window: int, now: Counts, after: Counts) -> bytes:
+    def _responder(self, host: int, window: int, rest: Ints, early: Ints) -> bytes:
+        """What arrived of a window since the last report, (flows,), and of the next one already."""
         f = self.flows
         mine = self.incoming[self.first_in[host] : self.first_in[host + 1]]
-        late = mine[(left := (now.sent - now.early - now.lost_there)[mine]) > 0]
-        new = mine[after.early[mine] > 0]
+        late, new = mine[rest[mine] > 0], mine[early[mine] > 0]
         flow = np.concatenate((late, new))
-        counts = np.concatenate((left[left > 0], after.early[new]))
+        counts = np.concatenate((rest[late], early[new]))
         src = f.src[flow]
         columns = (
             src + 1,
