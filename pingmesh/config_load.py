@@ -191,6 +191,9 @@ def _from_text(loader: _Loader, place: str, path: tuple[str, ...], value: object
         loader.problems.append(f"{place}: {dotted} is a section; name one of its keys: {_names(kind)}.")
         return
     item = _list_item(kind)
+    if isinstance(value, str) and value.strip() == "[]" and item is not None:
+        loader.put(path, [])  # which takes no parser of 600 KB
+        return
     if isinstance(value, str) and _is_mapping_kind(item):
         loader.put(path, _walk(loader, place, _compose(place, value), kind, path))
         return

@@ -132,6 +132,14 @@ def test_a_flag_that_names_a_section_is_refused() -> None:
         load(flags={"agent": "x"}, environ={})
 
 
+def test_an_empty_list_from_the_environment() -> None:
+    s = load(environ={"PINGMESH_CONTROLLER__CLASSES": "[]", "PINGMESH_AGENT__DEVICES": " [] "})
+    assert s.controller.classes == []
+    assert s.agent.devices == []
+    with pytest.raises(ConfigError, match=r"agent.timeout_ms: '\[\]' is not allowed"):
+        load(environ={"PINGMESH_AGENT__TIMEOUT_MS": "[]"})
+
+
 def test_classes_come_from_the_environment_too() -> None:
     s = load(environ={"PINGMESH_CONTROLLER__CLASSES": "[{name: big, dscp: 26, size: 4000}]"})
     assert s.controller.classes == [{"name": "big", "dscp": 26, "size": 4000}]
