@@ -32,5 +32,5 @@ def test_who_imported_it_before_keeps_it() -> None:
 
 
 def test_with_pysocks_paho_may_look_for_a_proxy() -> None:
-    finds = "importlib.util.find_spec = lambda name, real=importlib.util.find_spec: real('json' if name == 'socks' else name)"
-    assert loaded("import importlib.util", finds, "import pingmesh.bus")[0]
+    finds = "importlib.util.find_spec = lambda name: real('json' if name == 'socks' else name)"
+    assert loaded("import importlib.util", "real = importlib.util.find_spec", finds, "import pingmesh.bus")[0]
