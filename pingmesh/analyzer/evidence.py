@@ -161,11 +161,6 @@ class Evidence:
         paths = sum(len(self.book.row_paths_at(row, PROBE, 0)) for row in some)
         return sum(map(len, rows)) * paths <= MOST_PATHS * len(some)
 
-    def _row(self, s: Sample) -> int:
-        row = self.book.row(s.flow)
-        assert row is not None
-        return row
-
     @property
     def sums(self) -> Sums:
         """(sent, lost) of what is looked at one by one, by flow, direction, class and paths."""
@@ -274,10 +269,10 @@ class Evidence:
             if len(rows) > most:
                 rows = rows[rows % -(-len(rows) // most) == 0]
             shown = span.clean.shown
-            missing = rows[[row not in shown for row in rows.tolist()]] if len(rows) else rows
-            for s in self.store.samples_of(span.clean, missing):
-                shown.setdefault(self._row(s), []).append(s)
-            out += [s for row in rows.tolist() for s in shown.get(row, ())]
+            for row in rows.tolist():
+                if row not in shown:
+                    shown[row] = list(self.store.samples_of(span.clean, np.array([row])))
+                out += shown[row]
         return out
 
     def rtts_us(self, most: int = 1 << 20) -> Floats:

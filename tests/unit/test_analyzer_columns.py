@@ -297,7 +297,7 @@ def test_a_row_used_again_starts_from_nothing() -> None:
     book = listed(1, 4)
     store = SampleStore(book)
     now = report_all_of(store)
-    for version in range(2, 8):
+    for version in range(2, 14):
         for name in NAMES:
             host, device = name.split("/")
             peers = [Peer(NUMBER[n], n, "", 1, 1, 1, 4096) for n in NAMES]
@@ -316,9 +316,11 @@ def test_a_row_used_again_starts_from_nothing() -> None:
                     peers=peers,
                 )
             )
-        now += 200 * S
+        now += 50 * S
         store.join(now, covered(now, ""))
-    assert book.rows.slots <= 5 * len(NAMES), "ranges of forgotten lists are used again"
+        evidence = evidence_since(store, [], 0, 0, ())
+        assert len(evidence.objects()) == len(store.samples), "also of lists that are forgotten"
+    assert book.rows.slots <= 8 * len(NAMES), "ranges of forgotten lists are used again"
     assert len(book.flows) == 3 * 4 * len(NAMES)
     assert not store.samples
 
