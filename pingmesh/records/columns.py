@@ -148,9 +148,7 @@ class _Converter:
             raise ValueError("no time")
         if self.time_unit is None:
             # 1e11 s is the year 5138, 1e11 ms is 1973.
-            self.time_unit = next(
-                u for u, top in (("s", 1e11), ("ms", 1e14), ("us", 1e17), ("ns", 1e300)) if number < top
-            )
+            self.time_unit = next((u for u, top in (("s", 1e11), ("ms", 1e14), ("us", 1e17)) if number < top), "ns")
         scale = TIME_UNITS[self.time_unit]
         return _checked_time(int(text) * scale if text.isdecimal() else int(number * scale))
 

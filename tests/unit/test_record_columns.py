@@ -118,6 +118,12 @@ def test_bad_rows_are_told_with_their_place(tmp_path: Path, row: str, message: s
         read(tmp_path, f"{HEAD}x,y,1,1,0,,\n{row}\n")
 
 
+@pytest.mark.parametrize("time", ["1E300", "1e308", "9" * 400, "-1E300"])
+def test_a_first_time_beyond_all_time_is_refused(tmp_path: Path, time: str) -> None:
+    with pytest.raises(RecordsError, match="row 1, column 't'"):
+        read(tmp_path, f"{HEAD}x,y,{time},1,0,,\n")
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
