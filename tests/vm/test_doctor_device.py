@@ -13,7 +13,7 @@ import vm_lab
 
 DEVICE, ADDRESS = "rxe_doc", "10.77.0.1"
 PINGMESH = [sys.executable, "-m", "pingmesh"]
-SMALL_KIB = 64
+SMALL_KIB = 16
 SHORT = ["prlimit", f"--memlock={SMALL_KIB << 10}", "setpriv", "--bounding-set=-ipc_lock,-net_raw"]
 """Little memory may be locked, and neither CAP_IPC_LOCK nor CAP_NET_RAW is held."""
 
