@@ -26,7 +26,6 @@ from pingmesh.analyzer.table import Bools, Floats, Ints, Table, table_of
 from pingmesh.analyzer.windows import Clean
 from pingmesh.messages import WINDOW_NS
 
-MOST_OBJECTS = 5_000
 MOST_PATHS = 60_000
 """Possible paths of flows of unknown path that are looked at one by one; of more flows, only what their ends tell is
 used."""
@@ -258,22 +257,6 @@ class Evidence:
                     Crossing(flow, role, book.class_names.names[r.cls_name[row]], book.row_paths_at(row, role, 0), n, 0)
                 )
         return found
-
-    # ------------------------------------------------------------ as objects
-
-    def objects(self, most: int = MOST_OBJECTS) -> list[Sample]:
-        """Samples as objects, the same ones each time. Of more than `most` flows a window, only a share is given."""
-        out = list(self.single)
-        for span in self.spans:
-            rows = span.keep(np.flatnonzero(span.clean.sent))
-            if len(rows) > most:
-                rows = rows[rows % -(-len(rows) // most) == 0]
-            shown = span.clean.shown
-            for row in rows.tolist():
-                if row not in shown:
-                    shown[row] = list(self.store.samples_of(span.clean, np.array([row])))
-                out += shown[row]
-        return out
 
     def rtts_us(self, most: int = 1 << 20) -> Floats:
         """Mean round trips of flows and windows in microseconds; of more than `most`, evenly chosen ones."""

@@ -468,18 +468,6 @@ class SampleStore:
         self.clean.clear()
         return out
 
-    def since(self, start: int) -> list[Sample]:
-        """Samples that began at or after a time, as objects. O(samples)."""
-        return [s for s in self.samples if s.start >= start]
-
-    def timed(self, since: int) -> Iterator[Sample]:
-        """Samples with round-trip times that began at or after a time."""
-        yield from (s for s in list(self.single) if s.rtts and s.start >= since)
-        for clean in list(self.clean.values()):
-            if clean.last >= since:
-                timed = self.samples_of(clean, np.flatnonzero(clean.rtts))
-                yield from (s for s in timed if s.rtts and s.start >= since)
-
     def has_any(self, since: int) -> bool:
         """Whether a sample ended since a time."""
         return any(c.last + WINDOW_NS > since for c in self.clean.values()) or any(s.end > since for s in self.single)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pingmesh.analyzer.counts import Sample
 from pingmesh.analyzer.flow_rows import ACK, PROBE, FlowRows
 from pingmesh.analyzer.table import Bools, Floats, Ints
 
@@ -76,8 +75,6 @@ class Clean:
         self.sums: Floats = np.zeros(elements)
         self.flows: Floats = np.zeros(elements)
         self.fresh: list[Ints] = []
-        self.shown: dict[int, list[Sample]] = {}
-        """Samples that were made of rows for those who keep hold of them."""
         self.hidden: tuple[Ints, Ints] = (np.empty(0, np.int64), np.empty(0, np.int64))
         """Rows, by direction, whose path was not known when they were last looked at."""
         self._looked = -1
