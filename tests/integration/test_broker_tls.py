@@ -6,12 +6,12 @@ import asyncio
 import os
 import subprocess
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from shutil import which
 
 import pytest
-from test_broker import free_port, running
+from test_broker import command, free_port, running
 
 from pingmesh import topics
 from pingmesh.broker import find_mosquitto
@@ -114,6 +114,43 @@ async def comes_through(settings: BrokerSettings, seconds: float) -> bool:
 
 async def test_messages_pass_with_the_right_certificates(site: Site) -> None:
     assert await comes_through(site.settings(site.ca, site.client), 20)
+
+
+@pytest.mark.parametrize("is_tls", [True, False])
+async def test_messages_that_come_together_are_all_handled_in_their_order(
+    is_tls: bool, site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all sizes, also of more than is read ahead."""
+    sent = [bytes([i % 256]) * (i * i * 7 % 90_000 if i % 50 == 0 else i % 300) for i in range(600)]
+    heard: list[bytes] = []
+    done = asyncio.Event()
+
+    def handler(topic: topics.Topic, payload: bytes) -> None:
+        heard.append(payload)
+        if len(heard) == len(sent):
+            done.set()
+
+    async with AsyncExitStack() as stack:
+        settings = site.settings(site.ca, site.client)
+        if not is_tls:
+            port = free_port()
+            await stack.enter_async_context(running(command("mosquitto", port, tmp_path / "open", monkeypatch), port))
+            settings = BrokerSettings(host="127.0.0.1", port=port)
+        buses = [Bus(settings, "h1", [str(TOPIC)], handler), Bus(settings, "h2", [], lambda topic, payload: None)]
+        tasks = [asyncio.create_task(bus.run()) for bus in buses]
+        try:
+            async with asyncio.timeout(60):
+                for bus in buses:
+                    await bus.connected.wait()
+                for payload in sent:
+                    await buses[1].publish(TOPIC, payload, qos=1)
+                await done.wait()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    assert heard == sent
+    assert not buses[0].rejected
 
 
 # paho leaves the socket of a failed handshake to the garbage collector.

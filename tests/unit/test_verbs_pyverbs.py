@@ -13,7 +13,8 @@ from verbs_fake import FakeResolver
 
 from agent.transport.base import TransportError
 from agent.transport.verbs import library, pyverbs_edge
-from agent.transport.verbs.edge import Happening, Shape
+from agent.transport.verbs.edge import GRH, Happening, Shape
+from agent.transport.verbs.lanes import FIRST_RECEIVES, HEAD
 from agent.transport.verbs.pyverbs_edge import PyverbsEdge
 from agent.transport.verbs.transport import Rule, VerbsTransport
 
@@ -245,6 +246,34 @@ def test_work_requests_are_made_once_and_everything_is_closed_once(pyverbs: Pyve
     assert not pair._receives
     assert not pair._sends
     assert memory() is None
+
+
+def test_what_is_beyond_a_slot_is_written_to_and_read_from_where_all_have_it(pyverbs: Pyverbs) -> None:
+    t = transport()
+    layout, base = t._layout, t._device._address  # type: ignore[attr-defined]
+    (cap,) = pyverbs.of("QPCap")
+    assert (cap.kwargs["max_send_sge"], cap.kwargs["max_recv_sge"]) == (2, 2)
+
+    def parts(request: Any) -> list[tuple[int, int]]:
+        assert request.kwargs["num_sge"] == len(request.kwargs["sg"])
+        return [(e.args[0] - base, e.args[1]) for e in request.kwargs["sg"]]
+
+    beyond = t.mtu - HEAD
+    received = [parts(r) for r in pyverbs.of("RecvWR")]
+    assert [p[0] for p in received] == [(i * (GRH + HEAD), GRH + HEAD) for i in range(FIRST_RECEIVES)]
+    assert all(p[1:] == [(layout.spill_at, beyond)] for p in received)
+    target = t.target("10.0.1.2", 99, 1)
+    for size in (64, HEAD, HEAD + 4, t.mtu):
+        t.send(target, 0xC123, 26, bytes(64), size, True)
+    first = layout.send_at[0]
+    assert [parts(r) for r in pyverbs.of("SendWR")] == [
+        [(first, 64)],
+        [(first + HEAD, HEAD)],
+        [(first + 2 * HEAD, HEAD), (layout.zeros_at, 4)],
+        [(first + 3 * HEAD, HEAD), (layout.zeros_at, beyond)],
+    ]
+    assert layout.zeros_at + beyond <= layout.spill_at
+    t.close()
 
 
 def test_asynchronous_events_by_what_they_mean(pyverbs: Pyverbs) -> None:
