@@ -108,3 +108,15 @@ def test_the_probers_clock_is_turned_into_ours() -> None:
     store.add_responder(responder(10, 10, 10), END - hour)
     samples = store.join(END - hour, lambda host: END - hour + WINDOW_NS)
     assert {s.end for s in samples} == {END - hour}
+
+
+def test_whether_there_is_anything_recent() -> None:
+    for lost in (0, 5):
+        store = SampleStore(book())
+        assert not store.has_any(END - 60 * WINDOW_NS)
+        store.add_prober(prober(sent=50, arrived=50 - lost, ack1=50 - lost, ack2=50 - lost, lost=lost), 0, END)
+        assert not store.has_any(END - 60 * WINDOW_NS), "nothing is joined yet"
+        store.add_responder(responder(50 - lost, 50 - lost, 50 - lost), END)
+        store.join(END, lambda host: END + WINDOW_NS)
+        assert store.has_any(END - 1)
+        assert not store.has_any(END)
