@@ -425,10 +425,18 @@ def table(rows: Iterable[Figures]) -> str:
     return "\n".join(out)
 
 
+def _sizes(text: str) -> list[int]:
+    wanted = text.split(",")
+    known = {str(size): size for size in SIZES}
+    if unknown := [w for w in wanted if w not in known]:
+        raise argparse.ArgumentTypeError(f"no fabric of {', '.join(unknown)}; give some of {','.join(known)}")
+    return [known[w] for w in wanted]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--sizes", default="", metavar="N,N", help=f"of {', '.join(map(str, SIZES))} (default: all)")
+    add("--sizes", type=_sizes, metavar="N,N", help=f"of {', '.join(map(str, SIZES))} (default: all)")
     add("--quick", action="store_true", help="1,000 and 4,000 RNICs only")
     add("--direct", action="store_true", help="give messages to the handler: no broker, no MQTT client")
     add("--json", type=Path, metavar="FILE", help="write the figures there too")
@@ -436,7 +444,7 @@ def main() -> None:
     add("--profile", default="", metavar="FILE", help="profile the analyzer's process (one size only)")
     args = parser.parse_args()
     check_packing()
-    sizes = [int(s) for s in args.sizes.split(",") if s] or list(SIZES)[: 2 if args.quick else None]
+    sizes = args.sizes or list(SIZES)[: 2 if args.quick else None]
     rows = []
     for size in sizes:
         print(f"{size} RNICs", flush=True)
