@@ -19,7 +19,7 @@ from pingmesh.analyzer.flow_rows import ACK, PROBE, Names
 from pingmesh.analyzer.flows import FlowBook
 from pingmesh.analyzer.host_rules import Reached
 from pingmesh.analyzer.hosts import Host
-from pingmesh.analyzer.observe import Sums, Walked, loss_observations, totals, walked_since
+from pingmesh.analyzer.observe import Sums, Walked, crosses, loss_observations, totals, walked_since
 from pingmesh.analyzer.samples import SampleStore
 from pingmesh.analyzer.symptoms import Crossing, crossings
 from pingmesh.analyzer.table import Bools, Floats, Ints, Table, table_of
@@ -257,6 +257,21 @@ class Evidence:
                     Crossing(flow, role, book.class_names.names[r.cls_name[row]], book.row_paths_at(row, role, 0), n, 0)
                 )
         return found
+
+    def after_onset(self, elements: frozenset[str]) -> tuple[int, int]:
+        """(sent, lost) across a component in the confirmations after the first that lost packets there.
+
+        An episode may have begun with something else, and a round while all was still well. O(single samples x hops).
+        """
+        rounds: dict[int, list[int]] = {}
+        for s in self.single:
+            if s.confirmed and s.role != ROUND_TRIP and crosses(self.book.paths_at(s.flow, s.role, s.start), elements):
+                r = rounds.setdefault(s.start, [0, 0])
+                r[0] += s.sent
+                r[1] += s.lost
+        bad = min((at for at, (_, lost) in rounds.items() if lost), default=None)
+        later = [r for at, r in rounds.items() if bad is not None and at > bad]
+        return sum(sent for sent, _ in later), sum(lost for _, lost in later)
 
     def rtts_us(self, most: int = 1 << 20) -> Floats:
         """Mean round trips of flows and windows in microseconds; of more than `most`, evenly chosen ones."""

@@ -18,7 +18,7 @@ from pingmesh.analyzer.host_rules import SECOND, HostView, judge_hosts
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.localise import Localiser, Suspect
 from pingmesh.analyzer.samples import SampleStore
-from pingmesh.analyzer.symptoms import Crossing, per_class, symptom_of
+from pingmesh.analyzer.symptoms import Crossing, is_dead_since, per_class, symptom_of
 from pingmesh.analyzer.waits import USUAL, Waits
 from pingmesh.messages import FindingReport, Verdict
 from topology.model import Link, Topology
@@ -119,13 +119,16 @@ class Judge:
         table = evidence.table(self._numbers)
         suspects = [s for s in self._localiser(table, self._components, noise=self._noise) if s.lost >= MIN_LOST]
         for s in suspects:
-            self._put(out, self._verdict(s, evidence.crossings(s.candidate.elements), since))
+            elements = s.candidate.elements
+            self._put(out, self._verdict(s, evidence.crossings(elements), evidence.after_onset(elements), since))
         return suspects
 
-    def _verdict(self, s: Suspect, crossed: list[Crossing], since: int) -> Verdict:
+    def _verdict(self, s: Suspect, crossed: list[Crossing], after_onset: tuple[int, int], since: int) -> Verdict:
         c = s.candidate
-        symptom, cls = symptom_of(c.type, s.rate, crossed, self._large())
         rate, low, high = s.rate, s.rate_low, s.rate_high
+        if is_dead_since(*after_onset):
+            rate, high = max(rate, after_onset[1] / after_onset[0]), 1.0
+        symptom, cls = symptom_of(c.type, rate, crossed, self._large())
         classes = per_class(crossed)
         if cls is not None:
             sent, lost = classes[cls]

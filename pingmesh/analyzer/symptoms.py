@@ -11,6 +11,10 @@ from pingmesh.analyzer.observe import Sums, crosses
 
 _FLOW_PACKETS = 6
 _CLASS_PACKETS = 20
+_DEAD = 0.95
+"""Share of the packets from which on a component lets nothing through."""
+_SINCE_ONSET = 40
+"""Packets since a loss began that tell whether all are lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +73,11 @@ def is_flow_blackhole(crossed: list[Crossing]) -> bool:
     return dead >= 2 and clean >= 2 and dead + clean >= 0.9 * len(big)
 
 
+def is_dead_since(sent: int, lost: int) -> bool:
+    """Whether (nearly) all was lost of what was sent after the first loss."""
+    return sent >= _SINCE_ONSET and lost >= _DEAD * sent
+
+
 def symptom_of(
     component_type: str, rate: float, crossed: list[Crossing], large_classes: frozenset[str]
 ) -> tuple[str, str | None]:
@@ -76,8 +85,8 @@ def symptom_of(
     cls = sick_class(per_class(crossed))
     if cls is not None:
         return ("large_packet_drop" if cls in large_classes else "class_drop"), cls
-    if rate < 0.95 and is_flow_blackhole(crossed):
+    if rate < _DEAD and is_flow_blackhole(crossed):
         return "flow_blackhole", None
-    if rate >= 0.95:
+    if rate >= _DEAD:
         return ("switch_down" if component_type == "switch" else "blackhole"), None
     return "drop", None

@@ -84,7 +84,10 @@ def poll(look: Callable[[], T | None], patience: float, complaint: Callable[[], 
 def shown(incidents: Sequence[Mapping[str, Any]]) -> str:
     """Incidents in a few words each."""
     return str(
-        [f"{i['component']} {i['direction']} {i['symptom']} {i['state']} {i['alternatives']}" for i in incidents]
+        [
+            f"{i['component']} {i['direction']} {i['symptom']} {i['state']} rate {i['rate']} {i['alternatives']}"
+            for i in incidents
+        ]
     )
 
 

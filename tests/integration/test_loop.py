@@ -83,6 +83,12 @@ def untraced(book: FlowBook) -> list[str]:
     return [str(f) for f in book.current() if any(len(book.paths_at(f, r, FOR_EVER)) != 1 for r in (PROBE, ACK))]
 
 
+def traced(book: FlowBook) -> list[int]:
+    """How many tuples' paths are known, of probes and of ACKs."""
+    flows = list(book.current())
+    return [sum(len(book.paths_at(f, role, FOR_EVER)) == 1 for f in flows) for role in (PROBE, ACK)]
+
+
 @pytest.fixture(scope="module")
 def heard(request: pytest.FixtureRequest) -> Iterator[Heard]:
     with running(FABRICS[request.param]) as lab, Ear(lab, *HEARD) as ear:
@@ -98,6 +104,7 @@ def lab(heard: Heard) -> Iterator[Lab]:
 @in_lab("two tiers", "three tiers")
 def test_traced_paths_are_those_that_the_routers_count(lab: Lab, heard: Heard) -> None:
     """Every tuple whose path the agents have traced goes through the ports of that path, and through no other."""
+    poll(lambda: min(traced(book_of(*heard))) >= 60, 60, lambda: f"only {traced(book_of(*heard))} tuples were traced")
     with counting_tuples(lab):
         poll(lambda: min(sum(c.values()) for c in counted_tuples(lab).values()) > 3, 20, lambda: "few packets")
         counted = counted_tuples(lab)

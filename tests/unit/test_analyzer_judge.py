@@ -115,6 +115,18 @@ def test_one_direction_of_a_link(fabric: Fabric, rate: float, symptom: str) -> N
     assert only(fabric.verdicts()) == ("leaf2--spine3", "leaf2->spine3", symptom, None)
 
 
+@pytest.mark.parametrize(("rate", "symptom"), [(0.7, "drop"), (1.0, "blackhole")])
+def test_an_episode_that_began_before_the_fault_does_not_make_it_partial(
+    fabric: Fabric, rate: float, symptom: str
+) -> None:
+    """Late packets of a busy host had opened it; one round saw all well, the fault came in the middle of the next."""
+    link = "leaf2->spine3"
+    fabric.probe(on(rate=0.0))
+    fabric.probe(on(link, rate=0.5 * rate), at=T + S // 10)
+    fabric.probe(on(link, rate=rate), packets=10, at=T + S // 5)
+    assert only(fabric.verdicts()) == ("leaf2--spine3", link, symptom, None)
+
+
 def test_both_directions_of_a_link(fabric: Fabric) -> None:
     fabric.probe(on("leaf2->spine3", "spine3->leaf2", rate=0.3))
     assert only(fabric.verdicts()) == ("leaf2--spine3", "both", "drop", None)
