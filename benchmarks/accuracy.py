@@ -34,6 +34,7 @@ from simulated_watch import HOST_SYMPTOMS, Book, Opened, Watch
 
 from pingmesh.analyzer.candidates import candidates_of
 from pingmesh.analyzer.components import Components, compile_components
+from pingmesh.analyzer.delays import delay_candidates
 from pingmesh.analyzer.localise import ONLINE_THRESHOLD
 from pingmesh.offline.spans import online
 from pingmesh.simulate.fabric import Distances, Fabric, distances
@@ -136,13 +137,19 @@ class Ground:
     fabric: Fabric
     places: Places
     components: Components
+    delay_components: Components
     lists: list[tuple[Flows, Book]] = field(default_factory=list)
 
 
 @cache
 def ground(name: str) -> Ground:
     fabric = Fabric(FABRICS[name]())
-    out = Ground(fabric, Places(fabric), compile_components(candidates_of(fabric.topology)))
+    out = Ground(
+        fabric,
+        Places(fabric),
+        compile_components(candidates_of(fabric.topology)),
+        compile_components(delay_candidates(fabric.topology)),
+    )
     rng = np.random.default_rng([7, len(name)])
     for _ in range(DRAWS):
         flows = draw_probes(fabric, rng, LISTS, ack_ways=_odd_ways(fabric) if name.startswith("asym") else None)
@@ -175,7 +182,7 @@ def one_run(s: Scenario, seed: int, spans: bool = True) -> dict[str, object]:
     flows, book = g.lists[seed % DRAWS]
     troubles = draw_troubles(g.fabric, NOISE, start + WATCHED_S + PAPER_S, rng)
     world = World(g.fabric, flows, placed, troubles, rng, spray=s.fabric == "spraying")
-    watch = Watch(world, g.components, book, spans=spans)
+    watch = Watch(world, g.components, g.delay_components, book, spans=spans)
     began = time.process_time()
     true_names = {p.candidate.component for p in placed}
     opened = watch.run(

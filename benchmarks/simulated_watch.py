@@ -14,15 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from pingmesh.analyzer.components import Components
+from pingmesh.analyzer.delay_watch import LEAST_FLOWS, DelayWatch, verdict_of
 from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook
 from pingmesh.analyzer.host_rules import SECOND
+from pingmesh.analyzer.localise import Suspect
 from pingmesh.analyzer.suspicion import Episode, Request, plan
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Tracker
 from pingmesh.analyzer.waits import USUAL
 from pingmesh.messages import LOST, NO_RTT, SLOW, Event, Peer, ProbeClass, ProbeList, TracedPath, Verdict
 from pingmesh.messages import Flow as Entry
 from pingmesh.offline.hosts import HostHistory
-from pingmesh.offline.spans import best_span, online
+from pingmesh.offline.spans import best_span
 from pingmesh.simulate.fabric import Fabric
 from pingmesh.simulate.output import RecordMaker
 from pingmesh.simulate.probes import CLASSES, Flows
@@ -37,6 +39,8 @@ COUNTS = (10, 15, 20)
 MIN_LOST = 3
 CLEAN_ROUNDS, MAX_ROUNDS, ROUNDS_AFTER_OPEN = 4, 12, 3
 MARGIN_S = 0.25
+RECENT_S = 15
+OWN_CLASS = -1
 SIZES = {"small": 0, "large": 4000, "other": 0}
 
 
@@ -109,6 +113,7 @@ class Watch:
         self,
         world: World,
         components: Components,
+        delay_components: Components,
         book: Book | None,
         *,
         confirm: bool = True,
@@ -121,6 +126,7 @@ class Watch:
         self.confirm = confirm and book is not None
         self.spans = spans
         self.tables = Tables(world, dict(components.index))
+        self._delay_watch = DelayWatch(delay_components, len(world.fabric.rnics), USUAL.slow_ns)
         self.tracker = Tracker(0.95, 20 * SECOND)
         self._more = {} if threshold is None else {"threshold": threshold}
         self._lists: deque[Counts] = deque()
@@ -209,20 +215,41 @@ class Watch:
             return []
         self.looks += 1
         tables = (self.tables.losses(s) for s in sums)
-        at, suspects = best_span(tables, self.components, noise=1e-4, **self._more)
-        out = [_verdict(s, "drop") for s in suspects if s.lost >= MIN_LOST]
-        return out or self._delays(sums[at])
+        _, suspects = best_span(tables, self.components, noise=1e-4, **self._more)
+        found = [_verdict(s) for s in suspects if s.lost >= MIN_LOST]
+        return found or self._delays(now, complete)
 
-    def _delays(self, sums: Sums) -> list[Verdict]:
-        timed = sums.rtts > 0
-        if timed.sum() < 10:
-            return []
-        means = sums.rtt_sum_ns[timed] / sums.rtts[timed]
-        threshold = max(USUAL.slow_ns, 8 * float(np.quantile(means, 0.25)))
-        if (means > threshold).sum() < 3:
-            return []
-        suspects = online(self.tables.delays(sums, threshold), self.components, noise=0.02, **self._more)
-        return [_verdict(s, "high_rtt") for s in suspects if s.candidate.type != "link" or s.rate >= 0.5]
+    def _delays(self, now: int, complete: int) -> list[Verdict]:
+        """What delays the last round trips, as `DelayFeed` gives them to the watch; baselines need more than a run."""
+        n = len(self.world.flows)
+        windows: dict[int, list[Counts]] = {}
+        for c in self._lists:
+            if now - RECENT_S <= c.end_s <= complete:
+                windows.setdefault(int(c.start_s) // WINDOW_S, []).append(c)
+        timed: list[tuple[float, np.ndarray, np.ndarray, np.ndarray]] = []
+        for w, counts in windows.items():
+            sums = Sums.of(n, counts)
+            rows = np.flatnonzero(sums.rtts)
+            means = sums.rtt_sum_ns[rows] / sums.rtts[rows]
+            timed.append(((w + 1) * WINDOW_S, sums.flows[rows], np.full(len(rows), OWN_CLASS), means))
+        for c in self._rounds:
+            if c.end_s >= now - RECENT_S:
+                rows = np.flatnonzero(c.valid & (c.answered > 0))
+                classes = np.full(len(rows), OWN_CLASS) if c.as_class is None else c.as_class[rows]
+                timed.append((c.end_s, c.flows[rows], classes, c.rtt_sum_ns[rows] / c.answered[rows]))
+        heard = []
+        if sum(np.count_nonzero(means > self._delay_watch.slow_ns) for *_, means in timed) >= LEAST_FLOWS:
+            for end, flows, classes, means in sorted(timed, key=lambda t: t[0]):
+                slots = [self._slot(f, c, now) for f, c in zip(flows.tolist(), classes.tolist(), strict=True)]
+                heard.append((int(end * SECOND), np.array(slots, np.int64), means))
+        since = self._episode.began if self._episode else (now - QUIET_S) * SECOND
+        found = self._delay_watch.quick_latest(heard, since, now * SECOND)
+        return [verdict_of(s, []) for s in self._delay_watch.merged([], found)]
+
+    def _slot(self, row: int, cls: int, now: int) -> int:
+        flow, flows = self._flow(row), self.world.flows
+        there, back = (self.book.book.paths_at(flow, role, now * SECOND) for role in (PROBE, ACK))
+        return self._delay_watch.book.slot((row, cls), int(flows.src[row]), int(flows.dst[row]), there, back)
 
     # ------------------------------------------------------------ confirmation
 
@@ -317,18 +344,18 @@ class Watch:
         return facts
 
 
-def _verdict(s, symptom: str) -> Verdict:
+def _verdict(s: Suspect) -> Verdict:
     return Verdict(
         component=s.candidate.component,
         component_type=s.candidate.type,
         direction=s.candidate.direction,
-        symptom=symptom,
+        symptom="drop",
         rate=s.rate,
         rate_low=s.rate_low,
         rate_high=s.rate_high,
         confidence=s.confidence,
         alternatives=sorted({a.component for a in s.alternatives} - {s.candidate.component}),
-        evidence={"sent": s.sent, "lost": s.lost} if symptom == "drop" else {},
+        evidence={"sent": s.sent, "lost": s.lost},
     )
 
 

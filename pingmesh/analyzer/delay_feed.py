@@ -136,15 +136,7 @@ class DelayFeed:
         slow = sum(int(np.count_nonzero(s.clean.rtt_ns > self._watch.slow_ns)) for s in spans)
         if slow + sum(s.rtt_ns > self._watch.slow_ns for s in evidence.single) >= LEAST_FLOWS:
             heard = self._heard(spans, evidence.single, now)
-        n = len(self._watch.book) if heard else 0
-        last, before, ends = np.full(n, np.nan), np.full(n, np.nan), np.zeros(n, np.int64)
-        for end, slots, rtts in heard:
-            before[slots] = last[slots]
-            last[slots], ends[slots] = rtts, end
-        # What was slow once and then quick again is not slow.
-        rtt = np.fmin(last, before)
-        some = np.flatnonzero(~np.isnan(rtt))
-        return self._watch.quick(some, rtt[some], ends[some], since, now)
+        return self._watch.quick_latest(heard, since, now)
 
     def _heard(self, spans: list[Span], single: list[Sample], now: int) -> list[tuple[int, Ints, Floats]]:
         """(when, slots, round trips) of the last windows and confirmations, oldest first."""

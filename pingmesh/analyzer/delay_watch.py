@@ -241,6 +241,18 @@ class DelayWatch:
 
     # ------------------------------------------------------------ quick
 
+    def quick_latest(self, heard: Sequence[tuple[int, Ints, Floats]], since_ns: int, now_ns: int) -> list[Slow]:
+        """`quick` of (when they ended, slots, round trips) of windows and confirmations, oldest first."""
+        n = len(self.book) if heard else 0
+        last, before, ends = np.full(n, np.nan), np.full(n, np.nan), np.zeros(n, np.int64)
+        for end, slots, rtts in heard:
+            before[slots] = last[slots]
+            last[slots], ends[slots] = rtts, end
+        # What was slow once and then quick again is not slow.
+        rtt = np.fmin(last, before)
+        some = np.flatnonzero(~np.isnan(rtt))
+        return self.quick(some, rtt[some], ends[some], since_ns, now_ns)
+
     def quick(self, slots: Ints, rtt_ns: Floats, heard_ns: Ints, since_ns: int, now_ns: int) -> list[Slow]:
         """Components that delay round trips by milliseconds: slots, their latest round trips, and when they ended.
 
