@@ -128,6 +128,7 @@ def _addresses(lab: Lab, *names: str) -> tuple[str | None, ...]:
         ("link leaf2 spine2 --loss 100%", {"leaf1--spine2": "both", "spine2": None}),
         ("rnic h3/rnic0 --loss 100% --direction rx", {}),
         ("rnic h2/rnic0 --down", {}),
+        ("link leaf1 spine1 --delay 600 --direction forward", {"leaf2--spine1": "spine1->leaf2"}),
     ],
 )
 def test_a_fault_is_named_and_nothing_else_blamed(lab: Lab, fault: str, equals: dict[str, str | None]) -> None:
