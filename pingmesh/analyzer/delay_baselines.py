@@ -33,14 +33,17 @@ LEAST_CELLS = 4
 """Windows with round trips that make a block."""
 LEAST_BLOCKS = 3
 """Blocks without which nothing is usual yet."""
+LONG_AGO = -(1 << 40)
 MEDIAN_LOSS = 1.57
 """Variance of a median over that of a mean, of normal noise."""
 GRAIN_NS = 100.0
 """Round trips come in multiples of this."""
-LEAST_FORGOTTEN = 1024
+LEAST_FORGOTTEN = 256
 """Fewer slots are not worth forgetting."""
 FORGET_BLOCKS = 240
 """A slot without round trips for so many blocks (four hours) is given up."""
+FORGET_UNUSUAL_BLOCKS = 5
+"""The same of one for which nothing is usual: flows have such slots while they may walk one of several paths."""
 
 Singles = npt.NDArray[np.float32]
 
@@ -56,7 +59,7 @@ class Excess:
 
 
 class DelayBook:
-    """All slots. About 250 bytes a slot, and 20 for each component it crosses.
+    """All slots. About 1,700 bytes each in a fabric of two tiers.
 
     Time is counted in windows (usually of `WINDOW_NS`) since the epoch.
     """
@@ -130,7 +133,8 @@ class DelayBook:
         The others get new numbers then: returned is old slot -> new one, -1 for those given up.
         """
         n = len(self)
-        keep = np.flatnonzero(self._used[:n] >= self._blocked - FORGET_BLOCKS)
+        blocks = np.where(self._at[:n] > 0, FORGET_BLOCKS, FORGET_UNUSUAL_BLOCKS)
+        keep = np.flatnonzero(self._used[:n] >= self._blocked - blocks)
         if n < LEAST_FORGOTTEN or len(keep) > n // 2:
             return None
         self._keys = [self._keys[i] for i in keep.tolist()]
@@ -146,6 +150,12 @@ class DelayBook:
         new = np.full(n, -1, np.int64)
         new[keep] = np.arange(len(keep))
         return new
+
+    def give_up(self, slots: Bools) -> None:
+        """These slots (mask) will not be used again: the process at one of their ends is gone."""
+        n = len(self)
+        self._cells[:n][slots[:n]] = np.nan
+        self._used[:n][slots[:n]] = LONG_AGO
 
     def crossings(self) -> tuple[Ints, Crossings]:
         """(pointer, flat crossings) of all slots, CSR by slot. O(crossings) after new slots, else nothing."""
@@ -184,6 +194,9 @@ class DelayBook:
                 if block > self._blocked:
                     self._take_in(block)
                 self._cells[:, w % CELLS] = np.nan
+        else:
+            self._blocked = max((window - STRAGGLERS) // BLOCK - 1, -1)
+            self._used[:] = self._blocked
         self.newest = window
 
     def drop(self, slots: Bools, first: int, last: int) -> None:

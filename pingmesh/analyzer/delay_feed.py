@@ -59,6 +59,7 @@ class DelayFeed:
         """The same of samples; held, so that no other gets the identity."""
         self._excused: set[tuple[str, int, int]] = set()
         self._clocks = -1
+        self._boots: dict[str, int] = {}
         self._renumbered = 0
 
     def take(self, evidence: Evidence) -> None:
@@ -66,6 +67,7 @@ class DelayFeed:
         and come faster than usual: they say nothing of what is usual. O(rows that are new x hops).
         """
         self._take_clocks()
+        self._give_up_gone()
         taken: dict[int, tuple[Clean, Shorts]] = {}
         spans = sorted(evidence.spans, key=lambda s: s.clean.first)
         if spans:
@@ -223,6 +225,19 @@ class DelayFeed:
             for name, clock in self._hosts.clocks.items():
                 if name in self._rnics:
                     self._watch.clocks[self._rnics[name]] = CLOCKS.get(clock, SOFTWARE)
+
+    def _give_up_gone(self) -> None:
+        """An agent's process is another: what was usual with the one before is not looked up again."""
+        boots = {h.name: h.boot for h in self._hosts.hosts.values()}
+        if boots == self._boots:
+            return
+        new = [name for name, boot in boots.items() if self._boots.get(name, boot) != boot]
+        self._boots = boots
+        numbers = [n for name in new if (n := self._host_numbers.get(name)) is not None]
+        if numbers:
+            book = self._watch.book
+            gone = np.isin(self._host_of, numbers)
+            book.give_up(gone[book.prober] | gone[book.responder])
 
     def _drop_excused(self) -> None:
         """Take back what was taken in before it was known that a host was silent, stalled, gone or new then."""

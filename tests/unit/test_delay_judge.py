@@ -251,6 +251,15 @@ def test_a_restarted_agent_begins_a_new_baseline(fabric: Fabric) -> None:
     assert all(fabric.window(own=slower) == [] for _ in range(24))
 
 
+def test_the_memory_of_agents_that_restart_all_the_time_is_bounded(fabric: Fabric) -> None:
+    fabric.warm()
+    book, flows = fabric.judge._delay_watch.book, len(list(fabric.book.current()))
+    for boot in range(2, 20):
+        fabric.hosts.on_message("h7", boot, fabric.now, 0)
+        fabric.window(count=12, every=4)
+        assert len(book) <= 2 * flows + 60
+
+
 def test_starved_hosts_are_no_evidence_not_even_what_was_taken_in_before_that_was_known(fabric: Fabric) -> None:
     fabric.warm()
     starved = lambda f: 400 * US if "h7/rnic0" in (f.src, f.dst) else 0.0  # noqa: E731

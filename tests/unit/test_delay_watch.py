@@ -270,17 +270,49 @@ def test_slots_that_nobody_uses_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("pingmesh.analyzer.delay_baselines.LEAST_FORGOTTEN", 10)
     book = one_slot()
     there, back = ("h1/rnic0 tx", "h2/rnic0 rx"), ("h2/rnic0 tx", "h1/rnic0 rx")
-    at = feed(book, 12_000, [10_000.0] * 30)
-    for i in range(20):
-        book.slot(i, 0, 1, (there,), (back,))
+    others = np.array([book.slot(i, 0, 1, (there,), (back,)) for i in range(20)])
     last = book.slot("used", 0, 1, (there,), (back,))
+    at = 12_000
+    for w in range(at, at + 30):
+        book.put(np.array([0, *others]), w, np.full(21, 10_000.0))
     assert book.forget() is None
-    for w in range(at, at + 250 * 12, 6):
-        book.put(np.array([last]), w, np.array([5_000.0]))
+
+    def go_on(blocks: int) -> int:
+        for w in range(at + 30, at + 30 + 12 * blocks, 6):
+            book.put(np.array([last]), w, np.array([5_000.0]))
+        return at + 30 + 12 * blocks
+
+    go_on(230)
+    assert book.forget() is None, "they are remembered for hours"
+    end = go_on(250)
     new = book.forget()
     assert new is not None
     assert new[last] == 0
     assert set(new.tolist()) == {-1, 0}
     assert book.slot("used", 0, 1, (there,), (back,)) == 0
     assert book.slot("flow", 0, 1, (there,), (back,)) == 1
-    assert np.isnan(book.usual(at + 250 * 12)[0][1])
+    assert np.isnan(book.usual(end)[0][1])
+
+
+def test_slots_of_moments_and_of_processes_that_are_gone_are_forgotten_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pingmesh.analyzer.delay_baselines.LEAST_FORGOTTEN", 10)
+    book = one_slot()
+    there, back = ("h1/rnic0 tx", "h2/rnic0 rx"), ("h2/rnic0 tx", "h1/rnic0 rx")
+    for i in range(20):
+        book.slot(i, 0, 1, (there,), (back,))  # nothing is usual for them
+    at = feed(book, 12_000, [10_000.0] * 48)
+    assert book.forget() is None
+    at = feed(book, at, [10_000.0] * 48)
+    new = book.forget()
+    assert new is not None
+    assert np.flatnonzero(new >= 0).tolist() == [0]
+    rest = np.array([book.slot(f"usual {i}", 0, 1, (there,), (back,)) for i in range(20)])
+    for w in range(at, at + 48):
+        book.put(rest, w, np.full(20, 7_000.0))
+    assert book.forget() is None
+    book.give_up(np.arange(len(book)) > 0)
+    assert np.isnan(book.cells(at, at + 47)[1:]).all(), "what it measured last is no evidence either"
+    book.advance(at + 60)
+    new = book.forget()
+    assert new is not None
+    assert np.flatnonzero(new >= 0).tolist() == [0]
