@@ -166,7 +166,7 @@ def _odd_ways(fabric: Fabric) -> Distances:
     return distances(fabric, dead)
 
 
-def one_run(s: Scenario, seed: int, spans: bool = True) -> dict[str, object]:
+def one_run(s: Scenario, seed: int) -> dict[str, object]:
     """Draw, watch, and let the paper's rule judge the same."""
     g = ground(s.fabric)
     rng = np.random.default_rng([seed, *s.name.encode()])
@@ -182,7 +182,7 @@ def one_run(s: Scenario, seed: int, spans: bool = True) -> dict[str, object]:
     flows, book = g.lists[seed % DRAWS]
     troubles = draw_troubles(g.fabric, NOISE, start + WATCHED_S + PAPER_S, rng)
     world = World(g.fabric, flows, placed, troubles, rng, spray=s.fabric == "spraying")
-    watch = Watch(world, g.components, g.delay_components, book, spans=spans)
+    watch = Watch(world, g.components, g.delay_components, book)
     began = time.process_time()
     true_names = {p.candidate.component for p in placed}
     opened = watch.run(
@@ -386,7 +386,6 @@ def main() -> None:
     parser.add_argument(
         "--most-s", type=float, default=math.inf, metavar="S", help="start no further run after so long"
     )
-    parser.add_argument("--one-span", action="store_true", help="evidence since the suspicion began, as one span")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--docs", type=Path, metavar="FILE")
@@ -404,7 +403,7 @@ def main() -> None:
     for seed in range(args.seed, args.seed + count):
         for s in scenarios:
             if (s.name, seed) not in have and time.monotonic() - began < args.most_s:
-                runs.append(one_run(s, seed, not args.one_span))
+                runs.append(one_run(s, seed))
         save(args.json, runs, done.get("quiet"))
         if time.monotonic() - began >= args.most_s:
             break

@@ -17,14 +17,16 @@ from pingmesh.analyzer.components import Components
 from pingmesh.analyzer.delay_watch import LEAST_FLOWS, DelayWatch, verdict_of
 from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook
 from pingmesh.analyzer.host_rules import SECOND
+from pingmesh.analyzer.judge import Wholes
 from pingmesh.analyzer.localise import Suspect
 from pingmesh.analyzer.suspicion import Episode, Request, plan
+from pingmesh.analyzer.symptoms import Crossing, symptom_of
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Tracker
 from pingmesh.analyzer.waits import USUAL
 from pingmesh.messages import LOST, NO_RTT, SLOW, Event, Peer, ProbeClass, ProbeList, TracedPath, Verdict
 from pingmesh.messages import Flow as Entry
 from pingmesh.offline.hosts import HostHistory
-from pingmesh.offline.spans import best_span
+from pingmesh.offline.spans import online
 from pingmesh.simulate.fabric import Fabric
 from pingmesh.simulate.output import RecordMaker
 from pingmesh.simulate.probes import CLASSES, Flows
@@ -34,7 +36,6 @@ from pingmesh.simulate.world import BACK, THERE, Counts, World
 WINDOW_S = 5
 SETTLE_S = 1
 QUIET_S = 60
-SPANS_S = (1, 3, 8, 20, 60)
 COUNTS = (10, 15, 20)
 MIN_LOST = 3
 CLEAN_ROUNDS, MAX_ROUNDS, ROUNDS_AFTER_OPEN = 4, 12, 3
@@ -107,7 +108,7 @@ class Opened:
 
 
 class Watch:
-    """Watches one world. Without `confirm` nothing is probed harder; `spans`: see `pingmesh/offline/spans.py`."""
+    """Watches one world. Without `confirm` nothing is probed harder."""
 
     def __init__(
         self,
@@ -117,14 +118,12 @@ class Watch:
         book: Book | None,
         *,
         confirm: bool = True,
-        spans: bool = True,
         threshold: float | None = None,
     ) -> None:
         self.world = world
         self.components = components
         self.book = book
         self.confirm = confirm and book is not None
-        self.spans = spans
         self.tables = Tables(world, dict(components.index))
         self._delay_watch = DelayWatch(delay_components, len(world.fabric.rnics), USUAL.slow_ns)
         self.tracker = Tracker(0.95, 20 * SECOND)
@@ -140,6 +139,7 @@ class Watch:
         for c in (*components.singles, *components.pairs.values()):
             key = (c.component, c.type)
             self._elements[key] = self._elements.get(key, frozenset()) | c.elements
+        self._wholes = Wholes(self._elements)
         self._seen_moves = [0.0, 0.0]
         self.looks = 0
 
@@ -188,36 +188,58 @@ class Watch:
             v.component: self._elements.get((v.component, v.component_type), frozenset()) for v in verdicts.values()
         }
         opened = self.tracker.update(
-            verdicts.values(), elements, set(), (second + 1) * SECOND, fresh or bool(view.verdicts)
+            verdicts.values(),
+            elements,
+            self._wholes.parts_at_once(verdicts.values(), elements),
+            (second + 1) * SECOND,
+            fresh or bool(view.verdicts),
         )
         if self.tracker.open:
             self._after_open += fresh
         return opened
 
     def _judge(self, now: int) -> list[Verdict]:
-        """Localise on what is known: over the span back in which faults explain most, or (without `spans`) as the
-        analyzer does without them, since the suspicion began or else over the last minute."""
-        quiet = self._episode is None
-        if self.spans:
-            starts = [now - s - MARGIN_S for s in SPANS_S]
-        else:
-            starts = [now - QUIET_S if quiet else self._episode.began / SECOND - MARGIN_S]
+        """Localise on what is known since the suspicion began, or else over the last minute."""
+        since = now - QUIET_S if self._episode is None else self._episode.onset(now * SECOND) / SECOND - MARGIN_S
         complete = (now - SETTLE_S) // WINDOW_S * WINDOW_S
-        sums: list[Sums] = []
-        last = -1
-        for since in starts:
-            known = [c for c in self._lists if since <= c.start_s and c.end_s <= complete]
-            known += [c for c in self._rounds if since <= c.start_s]
-            if len(known) > max(last, 0):  # a span that reaches further back and holds no more is the same
-                last = len(known)
-                sums.append(Sums.of(len(self.world.flows), known))
-        if not sums:
+        known = [c for c in self._lists if since <= c.start_s and c.end_s <= complete]
+        known += [c for c in self._rounds if since <= c.start_s]
+        if not known:
             return []
         self.looks += 1
-        tables = (self.tables.losses(s) for s in sums)
-        _, suspects = best_span(tables, self.components, noise=1e-4, **self._more)
-        found = [_verdict(s) for s in suspects if s.lost >= MIN_LOST]
+        sums = Sums.of(len(self.world.flows), known)
+        suspects = online(self.tables.losses(sums), self.components, noise=1e-4, **self._more)
+        found = [self._verdict(s, sums) for s in suspects if s.lost >= MIN_LOST]
         return found or self._delays(now, complete)
+
+    def _crossed(self, s: Suspect, sums: Sums) -> list[Crossing]:
+        """What is surely known to have crossed a suspect; in whatever class, under the flow's own."""
+        w, out = self.world, list[Crossing]()
+        if w.spray:
+            return out
+        wanted = [i for i, name in enumerate(w.fabric.element_names) if name in s.candidate.elements]
+        for role, sent, back in ((PROBE, sums.sent, sums.received), (ACK, sums.acks_sent, sums.acks_back)):
+            side = THERE if role == PROBE else BACK
+            moving = np.isfinite(w.moved_seen[side][sums.flows])
+            rows = np.flatnonzero((sent > 0) & ~moving & np.isin(w.told[side][sums.flows], wanted).any(axis=1))
+            for row in rows.tolist():
+                flow = self._flow(int(sums.flows[row]))
+                out.append(Crossing(flow, role, flow.cls_name, (), int(sent[row]), int(sent[row] - back[row])))
+        return out
+
+    def _verdict(self, s: Suspect, sums: Sums) -> Verdict:
+        return Verdict(
+            component=s.candidate.component,
+            component_type=s.candidate.type,
+            direction=s.candidate.direction,
+            symptom=symptom_of(s.candidate.type, s.rate, self._crossed(s, sums), frozenset({"large"}))[0],
+            rate=s.rate,
+            rate_low=s.rate_low,
+            rate_high=s.rate_high,
+            confidence=s.confidence,
+            alternatives=sorted({a.component for a in s.alternatives} - {s.candidate.component}),
+            evidence={"sent": s.sent, "lost": s.lost},
+        )
 
     def _delays(self, now: int, complete: int) -> list[Verdict]:
         """What delays the last round trips, as `DelayFeed` gives them to the watch; baselines need more than a run."""
@@ -242,7 +264,7 @@ class Watch:
             for end, flows, classes, means in sorted(timed, key=lambda t: t[0]):
                 slots = [self._slot(f, c, now) for f, c in zip(flows.tolist(), classes.tolist(), strict=True)]
                 heard.append((int(end * SECOND), np.array(slots, np.int64), means))
-        since = self._episode.began if self._episode else (now - QUIET_S) * SECOND
+        since = self._episode.onset(now * SECOND) if self._episode else (now - QUIET_S) * SECOND
         found = self._delay_watch.quick_latest(heard, since, now * SECOND)
         return [verdict_of(s, []) for s in self._delay_watch.merged([], found)]
 
@@ -304,7 +326,7 @@ class Watch:
             np.unique(np.concatenate([r.flows for r in list(self._rounds)[-2:]])) if self._rounds else np.empty(0, int)
         )
         self.world.retrace(moved, second + 1.0)
-        e.clean_rounds = 0 if lost else e.clean_rounds + 1
+        e.confirmed(lost)
         if (
             e.clean_rounds >= CLEAN_ROUNDS
             or e.rounds >= MAX_ROUNDS
@@ -342,21 +364,6 @@ class Watch:
                 to_host = w.fabric.host_of[w.flows.dst[c.flows]] == list(w.fabric.topology.hosts).index(f.host)
                 self._reached[f.host, second] = (int(c.sent[to_host].sum()), int((c.sent - c.answered)[to_host].sum()))
         return facts
-
-
-def _verdict(s: Suspect) -> Verdict:
-    return Verdict(
-        component=s.candidate.component,
-        component_type=s.candidate.type,
-        direction=s.candidate.direction,
-        symptom="drop",
-        rate=s.rate,
-        rate_low=s.rate_low,
-        rate_high=s.rate_high,
-        confidence=s.confidence,
-        alternatives=sorted({a.component for a in s.alternatives} - {s.candidate.component}),
-        evidence={"sent": s.sent, "lost": s.lost},
-    )
 
 
 __all__ = ["HOST_SYMPTOMS", "Book", "Opened", "Watch"]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -147,7 +148,6 @@ class Hazards:
         self._clean = clean
         self.clean = by_single(t.sent * clean)
         """Packets of clean flows of known path, times elements of the single that they crossed."""
-        self._clean_flows: Floats | None = None
 
         rows = np.flatnonzero(is_lossy)
         group_set, sent, lost, flows = t.row_set[rows], t.sent[rows], t.lost[rows], np.ones(len(rows))
@@ -360,7 +360,9 @@ class Hazards:
             hits = np.bincount(of_heavy, weights=(weight * flows)[heavy], minlength=number)
             share = np.clip(hits / np.maximum(hits + spared, 1), 1e-6, 1 - 1e-6)
             hit, miss = np.log(share)[of_heavy], np.log1p(-share)
-            for x in SHARE_HAZARDS:
+            mean_times = (self.mean_times if singles is None else self.mean_times[singles])[of_heavy]
+            for of_flow in SHARE_HAZARDS:
+                x = of_flow / mean_times
                 add = x * times[heavy]
                 gain = (lost[heavy] * (log_loss(before[heavy] + add) - base[heavy]) - got[heavy] * x) / flows[heavy]
                 gain = self._capped(gain, weight[heavy], burst[heavy])
@@ -400,7 +402,8 @@ class Hazards:
             best = int(np.argmax(totals))
         lossy, gain = Lossy(single, float(grid[best])), float(totals[best])
         if shares and bool(np.any(k > HEAVY * n)):
-            hit = gains(SHARE_HAZARDS)
+            hazards = SHARE_HAZARDS / self.mean_times[single]
+            hit = gains(hazards)
             spared = float(self.clean_flows[single])
             share = np.full(len(SHARE_HAZARDS), 0.5)
             for _ in range(12):
@@ -410,16 +413,21 @@ class Hazards:
             best = int(np.argmax(totals))
             if float(totals[best]) - SHARE_COST > gain:
                 gain = float(totals[best]) - SHARE_COST
-                lossy = Lossy(single, float(SHARE_HAZARDS[best]), float(share[best]))
+                lossy = Lossy(single, float(hazards[best]), float(share[best]))
         return Fit(gain, healthy, lossy)
 
-    @property
+    @cached_property
+    def mean_times(self) -> Floats:
+        """How many elements of each single a flow with losses may cross, where it does at all. O(pairs), once."""
+        pairs = np.bincount(self.pair_single, minlength=self.number)
+        times = np.bincount(self.pair_single, weights=self.times, minlength=self.number)
+        return np.maximum(times / np.maximum(pairs, 1), 1.0)
+
+    @cached_property
     def clean_flows(self) -> Floats:
-        """Clean flows of known path through each single, times elements crossed. O(rows x hops), once."""
-        if self._clean_flows is None:
-            flows = self.table.flows if self.table.flows is not None else 1.0
-            self._clean_flows = self._by_single(self._clean * flows)
-        return self._clean_flows
+        """Clean flows of known path through each single, each counted once. O(rows x hops), once."""
+        flows = self.table.flows if self.table.flows is not None else 1.0
+        return self._by_single(self._clean * flows) / self.mean_times
 
     def attributed(self, given: Given, lossy: Lossy) -> tuple[Ints, Floats]:
         """The groups that may touch a lossy single, and what it lost of each (expected losses), beside `given`."""

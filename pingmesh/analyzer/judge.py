@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pingmesh.analyzer.candidates import Candidate, candidates_of
@@ -19,6 +19,7 @@ from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.localise import Localiser, Suspect
 from pingmesh.analyzer.samples import SampleStore
 from pingmesh.analyzer.symptoms import Crossing, is_dead_since, per_class, symptom_of
+from pingmesh.analyzer.tracker import STATES
 from pingmesh.analyzer.waits import USUAL, Waits
 from pingmesh.messages import FindingReport, Verdict
 from topology.model import Link, Topology
@@ -83,6 +84,7 @@ class Judge:
         for c in candidates:
             key = (c.component, c.type)
             self.elements_of[key] = self.elements_of.get(key, frozenset()) | c.elements
+        self._wholes = Wholes(self.elements_of)
 
     def judge(self, now: int, since: int, traced_since: int) -> Judgement:
         """Judge the samples since one time and the tuples traced since another."""
@@ -95,7 +97,7 @@ class Judge:
         suspects = self._losses(evidence, since, out)
         self._unwalked(now, traced_since, suspects, out)
         self._delays(evidence, since, now, suspects, out)
-        self._hold_mixed(out)
+        out.unsettled |= self._wholes.parts_at_once(out.verdicts, out.elements)
         return out
 
     def _put(self, out: Judgement, verdict: Verdict) -> None:
@@ -137,7 +139,7 @@ class Judge:
             component=c.component,
             component_type=c.type,
             direction=c.direction,
-            ends=self._ends(c),
+            ends=ends_of(self._topology, c),
             symptom=symptom,
             cls=cls,
             rate=round(rate, 4),
@@ -164,15 +166,6 @@ class Judge:
             return set()
         under = list(self._topology.rnics_under(tor))
         return {tor, under[0].name} if len(under) == 1 else set()
-
-    def _ends(self, c: Candidate) -> list[str]:
-        if c.type == "link":
-            link = next((k for k in self._topology.links if k.name == c.component), None)
-            return [link.a, link.b] if link else []
-        if c.type in ("rnic", "leg"):
-            rnic = self._topology.rnics.get(c.component.split("@")[0])
-            return [c.component, rnic.legs[0].switch] if rnic else []
-        return []
 
     # ------------------------------------------------------------ links that nobody walks any more
 
@@ -281,15 +274,39 @@ class Judge:
         taken = frozenset[str]().union(*out.elements.values())
         for s in slow:
             if taken.isdisjoint(s.candidate.elements):
-                self._put(out, verdict_of(s, self._ends(s.candidate)))
+                self._put(out, verdict_of(s, ends_of(self._topology, s.candidate)))
 
-    def _hold_mixed(self, out: Judgement) -> None:
-        """Two or more links of one switch at once may be the switch: worth one more look before opening."""
-        links = [v for v in out.verdicts if v.component_type == "link" and v.symptom != "high_rtt"]
-        ends = Counter(e for v in links for e in v.ends)
-        for v in links:
-            if any(ends[e] >= 2 for e in v.ends):
-                out.unsettled.add(v.component)
+
+def ends_of(topology: Topology, c: Candidate) -> list[str]:
+    """What a link joins; an RNIC or leg and its switch; nothing for others."""
+    if c.type == "link":
+        link = next((k for k in topology.links if k.name == c.component), None)
+        return [link.a, link.b] if link else []
+    if c.type in ("rnic", "leg"):
+        rnic = topology.rnics.get(c.component.split("@")[0])
+        return [c.component, rnic.legs[0].switch] if rnic else []
+    return []
+
+
+class Wholes:
+    """Which switches have which parts: links, RNICs, legs and hosts whose every element they hold."""
+
+    def __init__(self, elements_of: Mapping[tuple[str, str], frozenset[str]]) -> None:
+        self._of: dict[str, set[str]] = {}
+        for (name, kind), elements in elements_of.items():
+            if kind == "switch":
+                for e in elements:
+                    self._of.setdefault(e, set()).add(name)
+
+    def parts_at_once(self, verdicts: Iterable[Verdict], elements: Mapping[str, frozenset[str]]) -> set[str]:
+        """Parts of a switch of which two or more lose packets at once: it may be the switch, which is worth one more
+        look before any of them is named."""
+        whole: dict[str, set[str]] = {}
+        for v in verdicts:
+            if v.component_type != "switch" and v.symptom not in STATES and elements[v.component]:
+                whole[v.component] = set.intersection(*(self._of.get(e, set()) for e in elements[v.component]))
+        parts = Counter(switch for switches in whole.values() for switch in switches)
+        return {name for name, switches in whole.items() if any(parts[s] >= 2 for s in switches)}
 
 
 def _shown(crossed: list[Crossing]) -> list[dict[str, object]]:

@@ -13,10 +13,12 @@ from pingmesh.analyzer.table import Floats, Ints
 
 EXTRA_COST = {"rnic": 2.5, "leg": 2.0, "link": 3.0, "host": 3.5, "switch": 4.0}
 """Nats by which a group of elements, or both directions of a component, must beat the best member."""
-SPREAD, SPREAD_SHARE = 8.0, 0.02
-"""Nats, or part of its score, by which each further member must beat a switch that drops a share of the 5-tuples: the
-shares differ from link to link by more than chance has it, as several rows tell of one tuple.
-"""
+SPREAD = 4.0
+"""Nats by which each further member must beat a switch that drops a share of the 5-tuples: shares differ from link to
+link by more than chance has it, as several rows tell of one tuple."""
+MANY, MISFIT = 3, 0.02
+"""From so many members on, part of the whole's score by which each further one must beat it: evidence from before the
+fault makes the rates of a sick switch's links differ, by more the more there is of it."""
 MIN_PART_SCORE = 7.0
 """Nats of its own that each direction needs before both are named."""
 MIN_LOST = 2.5
@@ -298,10 +300,9 @@ class Search:
 
 
 def _spread(whole: Chosen, members: int) -> float:
-    """Nats that the members must earn on top, to stand in the place of a whole that drops a share of the tuples."""
-    if all(p.share == 1 for p in whole.parts):
-        return 0.0
-    return max(0, members - 1) * max(SPREAD, SPREAD_SHARE * whole.score)
+    """Nats that the members must earn on top, to stand in the place of the whole."""
+    each = 0.0 if all(p.share == 1 for p in whole.parts) else SPREAD
+    return max(0, members - 1) * max(each, MISFIT * whole.score if members >= MANY else 0.0)
 
 
 def _highest(values: Floats, count: int) -> Ints:

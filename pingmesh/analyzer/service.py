@@ -354,7 +354,7 @@ class Analyzer:
 
     def _since(self, now: int) -> int:
         """From when on evidence is judged: an episode goes on after an incident is over, whose losses are history."""
-        return max(self._episode.began, self._judged_from) if self._episode else self._quiet_since(now)
+        return max(self._episode.onset(now), self._judged_from) if self._episode else self._quiet_since(now)
 
     def _quiet_since(self, now: int) -> int:
         """Without suspicion: the last minute, but not what was before the open incidents began."""
@@ -402,7 +402,7 @@ class Analyzer:
         self._note(result.samples)
         self._new_evidence = True
         self._look.set()
-        episode.clean_rounds = 0 if result.lost or episode.fresh else episode.clean_rounds + 1
+        episode.confirmed(result.lost)
         log.info(
             "confirmation",
             extra={

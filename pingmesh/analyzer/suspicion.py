@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook, FlowKey
 from pingmesh.messages import FORWARD, LATE, LOST, NO_RTT, OVERDUE, REVERSE, SLOW, Event
@@ -16,6 +19,9 @@ TOP_ELEMENTS = 4
 OTHER_CLASS_FLOWS = 2
 FLOWS_PER_RNIC = 6
 FLOWS_PER_ROUND = 80
+ONSET_NATS = 5.0
+LEAST_SPAN_NS = 200_000_000
+"""Shorter times are as chance has it."""
 
 
 @dataclass(slots=True)
@@ -55,6 +61,29 @@ class Episode:
         if event.direction in (FORWARD, REVERSE):
             d.direction = event.direction
         self.fresh = True
+
+    def confirmed(self, lost: int) -> None:
+        """A round of confirmation is over, and lost so many packets."""
+        self.clean_rounds = 0 if lost or self.fresh else self.clean_rounds + 1
+
+    def onset(self, now: int) -> int:
+        """Since when there are so many doubts: from then on evidence counts.
+
+        A stray loss may have begun the episode, and a fault come in the middle of it: what was well until then must not
+        speak for what is broken now. The likeliest time at which the rate of new doubts (Poisson) rose, if it clearly
+        did, else the beginning. O(doubts log doubts).
+        """
+        times = np.sort(np.array([d.first for d in self.doubts.values()], np.float64)) - self.began
+        n, span = len(times), max(now - self.began, 1)
+        if n < 2:
+            return self.began
+        before = np.arange(n)
+        early, late = np.maximum(times, LEAST_SPAN_NS), np.maximum(span - times, LEAST_SPAN_NS)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gain = np.where(before, before * np.log(before / early), 0.0) + (n - before) * np.log((n - before) / late)
+        gain = np.where((n - before) * early > before * late, gain - n * math.log(n / span), 0.0)
+        best = int(np.argmax(gain))
+        return self.began + max(0, int(times[best])) if gain[best] > ONSET_NATS else self.began
 
     def withdraw(self, flow: Flow) -> None:
         """A late ACK came: one reason less."""

@@ -106,9 +106,9 @@ class Tracker:
     def _is_part_of_open(self, v: Verdict, elements: frozenset[str]) -> bool:
         """Whether a larger component is in an open incident: its parts fail, and come back, with it.
 
-        A host below a sick switch is no part of it: it is judged by what it says itself.
+        What a host below a sick switch says itself is no part of it.
         """
-        return v.component_type != "host" and any(
+        return v.symptom not in HOST_SYMPTOMS and any(
             t.verdict.component != v.component and elements < t.elements for t in self.open
         )
 
@@ -131,7 +131,7 @@ class Tracker:
         if track.verdict.component_type not in ("switch", "host"):
             return
         for name, other in list(self.tracks.items()):
-            if other is track or other.verdict.component_type == "host":
+            if other is track or other.verdict.symptom in HOST_SYMPTOMS:
                 continue
             if other.elements < track.elements and now - other.first < 20 * SECOND:
                 del self.tracks[name]
