@@ -200,7 +200,7 @@ class Watch:
 
     def _judge(self, now: int) -> list[Verdict]:
         """Localise on what is known since the suspicion began, or else over the last minute."""
-        since = now - QUIET_S if self._episode is None else self._episode.onset(now * SECOND) / SECOND - MARGIN_S
+        since = now - QUIET_S if self._episode is None else self._episode.onset() / SECOND - MARGIN_S
         complete = (now - SETTLE_S) // WINDOW_S * WINDOW_S
         known = [c for c in self._lists if since <= c.start_s and c.end_s <= complete]
         known += [c for c in self._rounds if since <= c.start_s]
@@ -264,7 +264,7 @@ class Watch:
             for end, flows, classes, means in sorted(timed, key=lambda t: t[0]):
                 slots = [self._slot(f, c, now) for f, c in zip(flows.tolist(), classes.tolist(), strict=True)]
                 heard.append((int(end * SECOND), np.array(slots, np.int64), means))
-        since = self._episode.onset(now * SECOND) if self._episode else (now - QUIET_S) * SECOND
+        since = self._episode.onset() if self._episode else (now - QUIET_S) * SECOND
         found = self._delay_watch.quick_latest(heard, since, now * SECOND)
         return [verdict_of(s, []) for s in self._delay_watch.merged([], found)]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from pingmesh.analyzer.hazards import Given, Hazards, Lossy, burden, relief
-from pingmesh.analyzer.table import Floats, Ints
+from pingmesh.analyzer.table import Bools, Floats, Ints
 
 EXTRA_COST = {"rnic": 2.5, "leg": 2.0, "link": 3.0, "host": 3.5, "switch": 4.0}
 """Nats by which a group of elements, or both directions of a component, must beat the best member."""
@@ -121,8 +121,23 @@ class Search:
         return [self.hazards.attributed(self.given(chosen, others), p) for p, others in beside]
 
     def enough(self, chosen: Sequence[Chosen], x: Chosen) -> bool:
-        """Whether each part lost enough packets of its own to be named."""
-        return all(float(own.sum()) >= MIN_LOST for _, own in self.losses(chosen, x))
+        """Whether each part lost enough packets of its own to be named: of flows that cross no other suspect, as far as
+        is known. What a flapping link takes in its bad moments is no fault of who sent just then.
+        """
+        elsewhere = self.elsewhere(chosen, x)
+        return all(float(own[elsewhere[group]].sum()) >= MIN_LOST for group, own in self.losses(chosen, x))
+
+    def elsewhere(self, chosen: Sequence[Chosen], x: Chosen) -> Bools:
+        """Which groups (probably) cross none of the chosen; of wholes that hold all of `x` nothing can be said."""
+        h, c = self.hazards, self.components
+        mine = {e for s in x.singles for e in c.of(s)}
+        out = np.ones(len(h.group_set), bool)
+        given = self.given(chosen)
+        for s in (s for y in chosen for s in y.singles):
+            if not mine <= set(c.of(s)):
+                pairs = slice(int(h.pair_ptr[s]), int(h.pair_ptr[s + 1]))
+                out[h.pair_group[pairs][given.weight[pairs] > 0.5]] = False
+        return out
 
     def estimate(self, chosen: Sequence[Chosen]) -> bool:
         """Estimate the background from what the chosen leave; whether it fell so far that scores are out of date."""

@@ -354,7 +354,7 @@ class Analyzer:
 
     def _since(self, now: int) -> int:
         """From when on evidence is judged: an episode goes on after an incident is over, whose losses are history."""
-        return max(self._episode.onset(now), self._judged_from) if self._episode else self._quiet_since(now)
+        return max(self._episode.onset(), self._judged_from) if self._episode else self._quiet_since(now)
 
     def _quiet_since(self, now: int) -> int:
         """Without suspicion: the last minute, but not what was before the open incidents began."""

@@ -66,7 +66,7 @@ class Episode:
         """A round of confirmation is over, and lost so many packets."""
         self.clean_rounds = 0 if lost or self.fresh else self.clean_rounds + 1
 
-    def onset(self, now: int) -> int:
+    def onset(self) -> int:
         """Since when there are so many doubts: from then on evidence counts.
 
         A stray loss may have begun the episode, and a fault come in the middle of it: what was well until then must not
@@ -74,9 +74,10 @@ class Episode:
         did, else the beginning. O(doubts log doubts).
         """
         times = np.sort(np.array([d.first for d in self.doubts.values()], np.float64)) - self.began
-        n, span = len(times), max(now - self.began, 1)
+        n = len(times)
         if n < 2:
             return self.began
+        span = max(times[-1], LEAST_SPAN_NS)
         before = np.arange(n)
         early, late = np.maximum(times, LEAST_SPAN_NS), np.maximum(span - times, LEAST_SPAN_NS)
         with np.errstate(divide="ignore", invalid="ignore"):

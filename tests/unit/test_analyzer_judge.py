@@ -9,7 +9,7 @@ import pytest
 
 from pingmesh.analyzer.flows import ACK, PROBE, FlowBook
 from pingmesh.analyzer.hosts import HostBook
-from pingmesh.analyzer.judge import Judge
+from pingmesh.analyzer.judge import Judge, Wholes
 from pingmesh.analyzer.localise import localise
 from pingmesh.analyzer.observe import Walked, walked_since
 from pingmesh.analyzer.samples import Sample, SampleStore
@@ -140,6 +140,31 @@ def test_an_rnics_receive_side(fabric: Fabric) -> None:
 def test_a_switch(fabric: Fabric) -> None:
     fabric.probe(lambda e, sport, cls: 0.16 if "spine3" in e else 0.0)
     assert only(fabric.verdicts()) == ("spine3", None, "drop", None)
+
+
+def test_parts_of_one_switch_that_lose_at_once_wait_for_one_more_look() -> None:
+    wholes = Wholes(
+        {
+            ("leaf1", "switch"): frozenset({"leaf1->spine1", "spine1->leaf1", "h1/rnic0 tx", "h1/rnic0 rx"}),
+            ("spine1", "switch"): frozenset({"leaf1->spine1", "spine1->leaf1", "leaf2->spine1", "spine1->leaf2"}),
+        }
+    )
+    one, two = frozenset({"leaf1->spine1"}), frozenset({"leaf2->spine1", "spine1->leaf2"})
+    elements = {"leaf1--spine1": one, "leaf2--spine1": two, "h1/rnic0": frozenset({"h1/rnic0 tx", "h1/rnic0 rx"})}
+    elements |= {"far": frozenset({"leaf9->spine9"})}
+
+    def waiting(**symptoms: str) -> set[str]:
+        types = {"h1/rnic0": "rnic"}
+        return wholes.parts_at_once(
+            [Verdict(component=c, component_type=types.get(c, "link"), symptom=s) for c, s in symptoms.items()],
+            elements,
+        )
+
+    assert waiting(**{"leaf1--spine1": "drop", "leaf2--spine1": "blackhole"}) == {"leaf1--spine1", "leaf2--spine1"}
+    assert waiting(**{"leaf1--spine1": "drop", "h1/rnic0": "drop"}) == {"leaf1--spine1", "h1/rnic0"}
+    assert waiting(**{"leaf2--spine1": "drop", "h1/rnic0": "drop", "far": "drop"}) == set()
+    assert waiting(**{"leaf1--spine1": "drop", "h1/rnic0": "rnic_down"}) == set(), "a link that is down is known to be"
+    assert waiting(**{"leaf1--spine1": "high_rtt", "leaf2--spine1": "drop"}) == set()
 
 
 def test_a_share_of_the_tuples(fabric: Fabric) -> None:

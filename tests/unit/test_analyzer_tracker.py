@@ -145,6 +145,17 @@ def test_a_host_that_dies_below_a_sick_tor_is_named_all_the_same(tracker: Tracke
     assert names(tracker.update([drop, dead], tor | host, set(), S, True)) == ["h1"]
 
 
+def test_what_a_host_loses_below_a_sick_tor_is_the_tors(tracker: Tracker) -> None:
+    tor = {"leaf1": frozenset({"leaf1->spine1", "spine1->leaf1", "h1/rnic0 tx", "h1/rnic0 rx"})}
+    host = {"h1": frozenset({"h1/rnic0 tx", "h1/rnic0 rx"})}
+    down = Verdict(component="leaf1", component_type="switch", symptom="switch_down", confidence=0.99)
+    lossy = Verdict(component="h1", component_type="host", symptom="blackhole", confidence=0.99)
+    tracker.update([lossy], host, set(), 0, True)
+    assert names(tracker.update([down], tor, set(), S, True)) == ["leaf1"]
+    assert names([t.verdict for t in tracker.open]) == ["leaf1"]
+    assert not tracker.update([down, lossy], tor | host, set(), 2 * S, True)
+
+
 def test_a_share_of_tuples_is_named_after_more_of_them_were_tried(tracker: Tracker) -> None:
     for t in range(2):
         assert not tracker.update([link("flow_blackhole")], LINK, set(), t * S, True)

@@ -11,13 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pingmesh.analyzer.candidates import Candidate, candidates_of
-from pingmesh.analyzer.hazards import log_factorial
+from pingmesh.analyzer.components import compile_components
+from pingmesh.analyzer.hazards import Hazards, log_factorial
 from pingmesh.analyzer.localise import Observation, Suspect, localise, wilson
+from pingmesh.analyzer.table import table_of
 from pingmesh.lab.flows import SimulatedFault, draw_flows, draw_observations
 from topology.generate import leaf_spine
 
 FABRIC = leaf_spine(4, 4, 4, 1)
 CANDIDATES = candidates_of(FABRIC)
+COMPILED = compile_components(CANDIDATES)
 TWO_RNICS = leaf_spine(4, 4, 2, 2)
 SMALL = leaf_spine(2, 2, 2, 1)
 SMALL_CANDIDATES = candidates_of(SMALL)
@@ -53,6 +56,33 @@ def test_links_of_one_switch_that_drop_shares_are_several_faults() -> None:
     faults = [SimulatedFault(c, 1.0, 0.4) for c in CANDIDATES if (c.component, c.direction) in wanted]
     seen = draw_observations(draw_flows(FABRIC, rng), faults, rng)
     assert names(localise(seen, CANDIDATES)) == wanted
+
+
+@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+def test_the_share_of_a_switch_counts_each_tuple_once(share: float) -> None:
+    """A packet crosses two elements of a switch: what is spared is not spared twice."""
+    rng = np.random.default_rng(5)
+    (acl,) = (c for c in CANDIDATES if c.component == "spine2")
+    seen = draw_observations(draw_flows(FABRIC, rng), [SimulatedFault(acl, 1.0, share)], rng)
+    table = table_of(seen, {e: i for i, e in enumerate(COMPILED.index)})
+    hazards = Hazards(table, COMPILED, 1e-4, 0.01)
+    single = COMPILED.singles.index(acl)
+    fit = hazards.fit(hazards.given([], 1e-6), single)
+    crossed = [o for o in seen if not acl.elements.isdisjoint(o.paths[0])]
+    dead = sum(o.lost > 0.5 * o.sent for o in crossed)
+    assert fit.lossy.share == pytest.approx(dead / len(crossed), rel=0.02)
+
+
+def test_who_happened_to_send_while_a_link_flapped_is_not_blamed() -> None:
+    """All that it sent over the link was sent in a bad moment; of its other packets nothing is known."""
+    flap = [one(f"h{a}", f"h{b}", 40, 16, "leaf1->spine2", "spine2->leaf3") for a in (1, 2, 3) for b in (9, 10, 11, 12)]
+    well = [one("h1", f"h{b}", 40, 0, "leaf1->spine1", "spine1->leaf3") for b in (9, 10)]
+    well += [one(f"h{a}", f"h{b}", 40, 0, "leaf2->spine2", "spine2->leaf3") for a in (5, 6, 7) for b in (9, 10, 11, 12)]
+    unlucky = [one("h4", f"h{b}", 40, 36, "leaf1->spine2", "spine2->leaf3") for b in (9, 10, 11, 12)]
+    assert names(localise([*flap, *well, *unlucky], CANDIDATES)) == {("leaf1--spine2", "leaf1->spine2")}
+    own = [one("h4", f"h{b}", 40, 36, "leaf1->spine1", "spine1->leaf3") for b in (9, 10)]
+    both = {("leaf1--spine2", "leaf1->spine2"), ("h4/rnic0", "tx")}
+    assert names(localise([*flap, *well, *unlucky, *own], CANDIDATES)) == both
 
 
 def test_candidates_of_a_small_fabric() -> None:
