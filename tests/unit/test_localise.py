@@ -73,6 +73,16 @@ def test_the_share_of_a_switch_counts_each_tuple_once(share: float) -> None:
     assert fit.lossy.share == pytest.approx(dead / len(crossed), rel=0.02)
 
 
+def test_what_a_switch_drops_of_a_tuple_is_fitted_for_the_whole_way_through_it() -> None:
+    crossed = [one(f"h{a}", f"h{b}", 100, 70 if a == 1 else 0, "leaf1->spine2", "spine2->leaf3")
+               for a in (1, 2, 3, 4) for b in (9, 10, 11, 12)]  # fmt: skip
+    hazards = Hazards(table_of(crossed, {e: i for i, e in enumerate(COMPILED.index)}), COMPILED, 1e-4, 0.01)
+    (spine,) = (i for i, c in enumerate(COMPILED.singles) if c.component == "spine2")
+    lossy = hazards.fit(hazards.given([], 1e-6), spine).lossy
+    assert lossy.share == pytest.approx(0.25, abs=0.01)
+    assert lossy.hazard == pytest.approx(-np.log(0.3) / 2)
+
+
 def test_who_happened_to_send_while_a_link_flapped_is_not_blamed() -> None:
     """All that it sent over the link was sent in a bad moment; of its other packets nothing is known."""
     flap = [one(f"h{a}", f"h{b}", 40, 16, "leaf1->spine2", "spine2->leaf3") for a in (1, 2, 3) for b in (9, 10, 11, 12)]
