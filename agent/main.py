@@ -3,7 +3,7 @@
 # ruff: noqa: E402
 from __future__ import annotations
 
-from agent import footprint
+from pingmesh import footprint
 
 footprint.keep_small()  # before most of what an agent is made of is imported
 

@@ -7,8 +7,10 @@ import asyncio
 import signal
 from contextlib import suppress
 
-from pingmesh import config, logs
+from pingmesh import config, footprint, logs
 
+SMALL = 2_000
+"""RNICs of a fabric whose arrays are so small that the heap, not their size, decides what memory they need."""
 HELP = "turn what the agents report into incidents"
 
 
@@ -43,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
             "analyzer: no topology file: give --topology FILE or set `topology` in the configuration"
         )
     topology = files.load(settings.topology)
+    if len(topology.rnics) <= SMALL:
+        footprint.give_back()
 
     async def main() -> None:
         task = asyncio.ensure_future(service.run(settings, topology))

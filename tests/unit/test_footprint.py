@@ -1,4 +1,4 @@
-"""What an agent asks of kernel and C library."""
+"""What processes ask of kernel and C library."""
 
 from __future__ import annotations
 
@@ -30,3 +30,33 @@ def test_an_agent_has_nothing_in_memory_that_it_does_not_use() -> None:
     done = subprocess.run([sys.executable, "-c", LOADED], capture_output=True, text=True, check=True)
     unused = {"numpy", "networkx", "prometheus_client", "http.client", "shutil", "bz2", "lzma", "difflib", "tempfile"}
     assert unused & set(done.stdout.split()) == set()
+
+
+RETURNED = """
+import ctypes, sys
+from pingmesh import footprint
+
+class Info(ctypes.Structure):
+    _fields_ = [(str(i), ctypes.c_size_t) for i in range(10)]
+
+library = ctypes.CDLL(None)
+if not hasattr(library, "mallinfo2"):
+    sys.exit()
+library.mallinfo2.restype = Info
+
+def mapped():
+    return getattr(library.mallinfo2(), "3")
+
+before = mapped()
+inside = bytearray(20_000)
+assert mapped() == before
+footprint.give_back()
+apart = [bytearray(20_000) for _ in range(5)]
+assert mapped() == before + 5
+del apart
+assert mapped() == before
+"""
+
+
+def test_what_is_large_is_not_in_the_heap_of_a_small_analyzer() -> None:
+    subprocess.run([sys.executable, "-c", RETURNED], check=True)
