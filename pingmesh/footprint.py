@@ -25,8 +25,8 @@ def keep_small() -> None:
 def give_back() -> None:
     """What is larger than 16 KiB goes back to the kernel as soon as it is freed.
 
-    For who makes arrays of such sizes all the time among small things that stay: in the heap they would leave holes, and
-    it would grow by some megabytes for an hour. With arrays of megabytes the kernel's part of it costs more than that.
+    For who makes arrays of such sizes all the time among small things that stay: in the heap they would leave holes,
+    and it would grow by some megabytes for an hour. With arrays of megabytes the kernel's part of it costs too much.
     """
     _mallopt(M_MMAP_THRESHOLD, APART)
 
