@@ -15,9 +15,10 @@ import numpy as np
 
 from pingmesh.analyzer.components import Components
 from pingmesh.analyzer.delay_watch import LEAST_FLOWS, DelayWatch, verdict_of
+from pingmesh.analyzer.evidence import Moment
 from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook
 from pingmesh.analyzer.host_rules import SECOND
-from pingmesh.analyzer.judge import Wholes
+from pingmesh.analyzer.judge import Wholes, worst_moment
 from pingmesh.analyzer.localise import Suspect
 from pingmesh.analyzer.suspicion import Episode, Request, plan
 from pingmesh.analyzer.symptoms import Crossing, symptom_of
@@ -209,7 +210,7 @@ class Watch:
         self.looks += 1
         sums = Sums.of(len(self.world.flows), known)
         suspects = online(self.tables.losses(sums), self.components, noise=1e-4, **self._more)
-        found = [self._verdict(s, sums) for s in suspects if s.lost >= MIN_LOST]
+        found = [self._verdict(s, sums, known) for s in suspects if s.lost >= MIN_LOST]
         return found or self._delays(now, complete)
 
     def _crossed(self, s: Suspect, sums: Sums) -> list[Crossing]:
@@ -227,7 +228,24 @@ class Watch:
                 out.append(Crossing(flow, role, flow.cls_name, (), int(sent[row]), int(sent[row] - back[row])))
         return out
 
-    def _verdict(self, s: Suspect, sums: Sums) -> Verdict:
+    def _moments(self, s: Suspect, known: list[Counts]) -> list[Moment]:
+        """What crossed a suspect in each window and each round, as far as is surely known."""
+        w = self.world
+        wanted = [i for i, name in enumerate(w.fabric.element_names) if name in s.candidate.elements]
+        over = [np.isin(w.told[side], wanted).any(axis=1) & ~np.isfinite(w.moved_seen[side]) for side in (THERE, BACK)]
+        out: dict[tuple[float, bool], Moment] = {}
+        rounds = {id(c) for c in self._rounds}
+        for c in () if w.spray else known:
+            confirmed = id(c) in rounds
+            at = c.start_s if confirmed else c.start_s // WINDOW_S * WINDOW_S
+            m = out.setdefault((at, confirmed), Moment(confirmed))
+            for side, sent, arrived in ((THERE, c.sent, c.received), (BACK, c.acks_sent, c.acks_back)):
+                rows = over[side][c.flows] & c.valid & c.both
+                m.sent += int(sent[rows].sum())
+                m.lost += int((sent - arrived)[rows].sum())
+        return list(out.values())
+
+    def _verdict(self, s: Suspect, sums: Sums, known: list[Counts]) -> Verdict:
         return Verdict(
             component=s.candidate.component,
             component_type=s.candidate.type,
@@ -238,7 +256,7 @@ class Watch:
             rate_high=s.rate_high,
             confidence=s.confidence,
             alternatives=sorted({a.component for a in s.alternatives} - {s.candidate.component}),
-            evidence={"sent": s.sent, "lost": s.lost},
+            evidence={"sent": s.sent, "lost": s.lost, "worst_moment": worst_moment(self._moments(s, known))},
         )
 
     def _delays(self, now: int, complete: int) -> list[Verdict]:

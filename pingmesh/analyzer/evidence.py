@@ -67,6 +67,15 @@ class Span:
         return rows if not len(self.left_out) and self.partly is None else rows[self.counts(rows)]
 
 
+@dataclass(slots=True)
+class Moment:
+    """Packets that crossed a component in a round of confirmation, or in a window."""
+
+    confirmed: bool
+    sent: int = 0
+    lost: int = 0
+
+
 @dataclass(slots=True, eq=False)
 class Evidence:
     """Evidence since a time. `single` are samples that are objects anyway."""
@@ -258,20 +267,19 @@ class Evidence:
                 )
         return found
 
-    def after_onset(self, elements: frozenset[str]) -> tuple[int, int]:
-        """(sent, lost) across a component in the confirmations after the first that lost packets there.
+    def moments(self, elements: frozenset[str]) -> list[Moment]:
+        """What crossed a component in each confirmation, and what did in each window of flows that lost packets there.
 
-        An episode may have begun with something else, and a round while all was still well. O(single samples x hops).
+        In order of time. O(single samples x hops).
         """
-        rounds: dict[int, list[int]] = {}
+        out: dict[tuple[int, bool], Moment] = {}
         for s in self.single:
-            if s.confirmed and s.role != ROUND_TRIP and crosses(self.book.paths_at(s.flow, s.role, s.start), elements):
-                r = rounds.setdefault(s.start, [0, 0])
-                r[0] += s.sent
-                r[1] += s.lost
-        bad = min((at for at, (_, lost) in rounds.items() if lost), default=None)
-        later = [r for at, r in rounds.items() if bad is not None and at > bad]
-        return sum(sent for sent, _ in later), sum(lost for _, lost in later)
+            if s.role != ROUND_TRIP and crosses(self.book.paths_at(s.flow, s.role, s.start), elements):
+                at = s.start if s.confirmed else s.start // WINDOW_NS * WINDOW_NS
+                m = out.setdefault((at, s.confirmed), Moment(s.confirmed))
+                m.sent += s.sent
+                m.lost += s.lost
+        return [m for _, m in sorted(out.items(), key=lambda i: i[0])]
 
     def rtts_us(self, most: int = 1 << 20) -> Floats:
         """Mean round trips of flows and windows in microseconds; of more than `most`, evenly chosen ones."""

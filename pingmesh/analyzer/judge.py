@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pingmesh.analyzer.candidates import Candidate, candidates_of
@@ -12,7 +12,7 @@ from pingmesh.analyzer.components import compile_components
 from pingmesh.analyzer.delay_feed import DelayFeed
 from pingmesh.analyzer.delay_watch import DelayWatch, verdict_of
 from pingmesh.analyzer.delays import delay_candidates
-from pingmesh.analyzer.evidence import Evidence, Numbers, evidence_since, reaching
+from pingmesh.analyzer.evidence import Evidence, Moment, Numbers, evidence_since, reaching
 from pingmesh.analyzer.flows import ACK, FlowBook, Walk
 from pingmesh.analyzer.host_rules import SECOND, HostView, judge_hosts
 from pingmesh.analyzer.hosts import HostBook
@@ -122,14 +122,15 @@ class Judge:
         suspects = [s for s in self._localiser(table, self._components, noise=self._noise) if s.lost >= MIN_LOST]
         for s in suspects:
             elements = s.candidate.elements
-            self._put(out, self._verdict(s, evidence.crossings(elements), evidence.after_onset(elements), since))
+            self._put(out, self._verdict(s, evidence.crossings(elements), evidence.moments(elements), since))
         return suspects
 
-    def _verdict(self, s: Suspect, crossed: list[Crossing], after_onset: tuple[int, int], since: int) -> Verdict:
+    def _verdict(self, s: Suspect, crossed: list[Crossing], moments: list[Moment], since: int) -> Verdict:
         c = s.candidate
         rate, low, high = s.rate, s.rate_low, s.rate_high
-        if is_dead_since(*after_onset):
-            rate, high = max(rate, after_onset[1] / after_onset[0]), 1.0
+        sent, lost = after_onset(moments)
+        if is_dead_since(sent, lost):
+            rate, high = max(rate, lost / sent), 1.0
         symptom, cls = symptom_of(c.type, rate, crossed, self._large())
         classes = per_class(crossed)
         if cls is not None:
@@ -152,6 +153,7 @@ class Judge:
                 "summary": f"{s.lost} of {s.sent} packets across {c.component} were lost",
                 "sent": s.sent,
                 "lost": s.lost,
+                "worst_moment": worst_moment(moments),
                 "classes": {k: {"sent": v[0], "lost": v[1]} for k, v in classes.items()},
                 "flows": _shown(crossed),
             },
@@ -286,6 +288,23 @@ def ends_of(topology: Topology, c: Candidate) -> list[str]:
         rnic = topology.rnics.get(c.component.split("@")[0])
         return [c.component, rnic.legs[0].switch] if rnic else []
     return []
+
+
+def after_onset(moments: Sequence[Moment]) -> tuple[int, int]:
+    """(sent, lost) in the confirmations after the first that lost packets.
+
+    An episode may have begun with something else, and a round while all was still well.
+    """
+    rounds = [m for m in moments if m.confirmed]
+    bad = next((i for i, m in enumerate(rounds) if m.lost), len(rounds))
+    later = rounds[bad + 1 :]
+    return sum(m.sent for m in later), sum(m.lost for m in later)
+
+
+def worst_moment(moments: Sequence[Moment]) -> dict[str, int]:
+    """That in which most was lost: a burst has no other."""
+    worst = max(moments, key=lambda m: m.lost, default=None)
+    return {"sent": worst.sent, "lost": worst.lost} if worst is not None else {}
 
 
 class Wholes:

@@ -184,16 +184,29 @@ class Tracker:
 
 
 def _shows_again(track: Track) -> bool:
-    """Whether packets went on to be lost after the look that first told of it; True where nobody counted."""
-    sent, lost = track.verdict.evidence.get("sent"), track.verdict.evidence.get("lost")
+    """Whether packets went on to be lost after the look that first told of it, and not only in one moment; True where
+    nobody counted.
+    """
+    evidence = track.verdict.evidence
+    sent, lost = evidence.get("sent"), evidence.get("lost")
     if not isinstance(sent, int) or not isinstance(lost, int):
         return True
     if track.counted is None or sent < track.counted[0]:  # counted anew: a new episode, or a shorter span
         track.counted = sent, lost
         return False
     before_sent, before_lost = track.counted
-    usual = before_lost / max(before_sent, 1)
-    return lost - before_lost >= max(1.0, AGAIN * usual * (sent - before_sent))
+    if not _goes_on(before_sent, before_lost, sent - before_sent, lost - before_lost):
+        return False
+    worst = evidence.get("worst_moment")
+    if not isinstance(worst, dict) or not worst:
+        return True
+    # A burst is remembered for a minute, and a stray loss comes soon.
+    return _goes_on(sent, lost, sent - worst["sent"], lost - worst["lost"])
+
+
+def _goes_on(sent: int, lost: int, more_sent: int, more_lost: int) -> bool:
+    """Whether of some packets a fair part of the usual share was lost."""
+    return more_lost >= max(1.0, AGAIN * lost / max(sent, 1) * more_sent)
 
 
 def _is_vaguer(new: Verdict, old: Verdict) -> bool:

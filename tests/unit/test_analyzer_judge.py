@@ -127,6 +127,19 @@ def test_an_episode_that_began_before_the_fault_does_not_make_it_partial(
     assert only(fabric.verdicts()) == ("leaf2--spine3", link, symptom, None)
 
 
+def test_a_verdict_tells_of_its_worst_moment(fabric: Fabric) -> None:
+    link = "leaf2->spine3"
+    fabric.probe(on(link, rate=0.02))
+    fabric.probe(on(link, rate=0.5), at=T + S // 5)
+    fabric.probe(on(link, rate=0.02), at=T + S // 2)
+    (verdict,) = fabric.verdicts()
+    evidence = verdict.evidence
+    worst = evidence["worst_moment"]
+    assert worst["sent"] == pytest.approx(evidence["sent"] / 3, rel=0.1)
+    assert 0.4 < worst["lost"] / worst["sent"] < 0.6
+    assert worst["lost"] < evidence["lost"]
+
+
 def test_both_directions_of_a_link(fabric: Fabric) -> None:
     fabric.probe(on("leaf2->spine3", "spine3->leaf2", rate=0.3))
     assert only(fabric.verdicts()) == ("leaf2--spine3", "both", "drop", None)

@@ -44,6 +44,17 @@ def counted(sent: int, lost: int, symptom: str = "drop") -> Verdict:
     return verdict
 
 
+def test_a_burst_that_is_remembered_and_a_stray_loss_are_no_fault(tracker: Tracker) -> None:
+    """An episode is over, the last minute is judged again, and its burst is in it; then one more packet is lost."""
+    for sent, lost in [(16_065, 19), (16_229, 20), (17_000, 22)]:
+        verdict = counted(sent, lost)
+        verdict.evidence["worst_moment"] = {"sent": 700, "lost": 16}
+        assert not tracker.update([verdict], LINK, set(), sent * S // 1000, True)
+    steady = counted(18_000, 40)
+    steady.evidence["worst_moment"] = {"sent": 700, "lost": 16}
+    assert tracker.update([steady], LINK, set(), 18 * S, True), "the rest of the time it loses about as much"
+
+
 @pytest.mark.parametrize("symptom", ["drop", "class_drop", "large_packet_drop"])
 def test_a_burst_of_losses_that_does_not_come_again_opens_nothing(tracker: Tracker, symptom: str) -> None:
     for look in range(10):
