@@ -18,7 +18,7 @@ from pingmesh.analyzer.delay_watch import LEAST_FLOWS, DelayWatch, verdict_of
 from pingmesh.analyzer.evidence import Moment
 from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook
 from pingmesh.analyzer.host_rules import SECOND
-from pingmesh.analyzer.judge import Wholes, worst_moment
+from pingmesh.analyzer.judge import Wholes, sum_up
 from pingmesh.analyzer.localise import Suspect
 from pingmesh.analyzer.suspicion import Episode, Request, plan
 from pingmesh.analyzer.symptoms import Crossing, symptom_of
@@ -256,7 +256,7 @@ class Watch:
             rate_high=s.rate_high,
             confidence=s.confidence,
             alternatives=sorted({a.component for a in s.alternatives} - {s.candidate.component}),
-            evidence={"sent": s.sent, "lost": s.lost, "worst_moment": worst_moment(self._moments(s, known))},
+            evidence={"sent": s.sent, "lost": s.lost, "moments": sum_up(self._moments(s, known))},
         )
 
     def _delays(self, now: int, complete: int) -> list[Verdict]:

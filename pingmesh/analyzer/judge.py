@@ -153,7 +153,7 @@ class Judge:
                 "summary": f"{s.lost} of {s.sent} packets across {c.component} were lost",
                 "sent": s.sent,
                 "lost": s.lost,
-                "worst_moment": worst_moment(moments),
+                "moments": sum_up(moments),
                 "classes": {k: {"sent": v[0], "lost": v[1]} for k, v in classes.items()},
                 "flows": _shown(crossed),
             },
@@ -301,10 +301,12 @@ def after_onset(moments: Sequence[Moment]) -> tuple[int, int]:
     return sum(m.sent for m in later), sum(m.lost for m in later)
 
 
-def worst_moment(moments: Sequence[Moment]) -> dict[str, int]:
-    """That in which most was lost: a burst has no other."""
-    worst = max(moments, key=lambda m: m.lost, default=None)
-    return {"sent": worst.sent, "lost": worst.lost} if worst is not None else {}
+def sum_up(moments: Sequence[Moment]) -> dict[str, int]:
+    """Packets of all moments, and of that in which most was lost: a burst has no other. Losses that other suspects
+    explain are among them."""
+    worst = max(moments, key=lambda m: m.lost, default=Moment(False))
+    sent, lost = sum(m.sent for m in moments), sum(m.lost for m in moments)
+    return {"sent": sent, "lost": lost, "worst_sent": worst.sent, "worst_lost": worst.lost}
 
 
 class Wholes:

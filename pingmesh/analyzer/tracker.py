@@ -197,11 +197,11 @@ def _shows_again(track: Track) -> bool:
     before_sent, before_lost = track.counted
     if not _goes_on(before_sent, before_lost, sent - before_sent, lost - before_lost):
         return False
-    worst = evidence.get("worst_moment")
-    if not isinstance(worst, dict) or not worst:
+    m = evidence.get("moments")
+    if not isinstance(m, dict) or not m.get("lost"):
         return True
     # A burst is remembered for a minute, and a stray loss comes soon.
-    return _goes_on(sent, lost, sent - worst["sent"], lost - worst["lost"])
+    return _goes_on(m["sent"], m["lost"], m["sent"] - m["worst_sent"], m["lost"] - m["worst_lost"])
 
 
 def _goes_on(sent: int, lost: int, more_sent: int, more_lost: int) -> bool:

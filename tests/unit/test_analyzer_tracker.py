@@ -48,10 +48,10 @@ def test_a_burst_that_is_remembered_and_a_stray_loss_are_no_fault(tracker: Track
     """An episode is over, the last minute is judged again, and its burst is in it; then one more packet is lost."""
     for sent, lost in [(16_065, 19), (16_229, 20), (17_000, 22)]:
         verdict = counted(sent, lost)
-        verdict.evidence["worst_moment"] = {"sent": 700, "lost": 16}
+        verdict.evidence["moments"] = {"sent": sent, "lost": lost, "worst_sent": 700, "worst_lost": 16}
         assert not tracker.update([verdict], LINK, set(), sent * S // 1000, True)
     steady = counted(18_000, 40)
-    steady.evidence["worst_moment"] = {"sent": 700, "lost": 16}
+    steady.evidence["moments"] = {"sent": 18_000, "lost": 40, "worst_sent": 700, "worst_lost": 16}
     assert tracker.update([steady], LINK, set(), 18 * S, True), "the rest of the time it loses about as much"
 
 
