@@ -82,11 +82,11 @@ def test_the_page_keeps_what_is_written_around_its_figures(tmp_path: Path) -> No
     assert text.count("| x | 1 | 1.000 (0.21–1.00) in 5 s |") == 1
 
 
-@pytest.mark.parametrize("spans", [True, False])
-def test_the_watch_names_a_black_hole(spans: bool) -> None:
+@pytest.mark.parametrize("seed", [3, 4])
+def test_the_watch_names_a_black_hole(seed: int) -> None:
     scenario = next(s for s in accuracy.SCENARIOS if s.name == "2 RNICs a ToR: link 10 %")
     hole = accuracy.Scenario("hole", (accuracy.Part("loss", "link", (1.0,)),), fabric=scenario.fabric)
-    r = accuracy.one_run(hole, 3, spans)
+    r = accuracy.one_run(hole, seed)
     (truth,) = r["truth"]
     hits = [o for o in r["opened"] if truth["component"] in accuracy.names_of(o)]
     assert hits
