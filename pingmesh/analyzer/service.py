@@ -459,16 +459,27 @@ class Analyzer:
     def _note(self, samples: list[Sample]) -> None:
         """Losses, or delays, across an open incident's component keep it open."""
         excluded = self._judgement.view.excluded
+        limits = [(t, self._slow_limit(t)) for t in self._tracker.tracks.values()]
         for s in samples:
-            is_slow = s.rtt_ns > self._waits.slow_ns
-            if (s.lost <= 0 and not is_slow) or s.flow.src_host in excluded or s.flow.dst_host in excluded:
+            is_well = s.lost <= 0 and s.rtt_ns <= self._waits.slow_ns
+            if is_well or s.flow.src_host in excluded or s.flow.dst_host in excluded:
                 continue
-            for t in self._tracker.tracks.values():
+            for t, limit in limits:
                 of_delay = t.verdict.symptom == "high_rtt"
-                if t.elements and (is_slow if of_delay else s.lost > 0):
+                if t.elements and (s.rtt_ns > limit if of_delay else s.lost > 0):
                     paths = paths_of(self._book, s.flow, ROUND_TRIP if of_delay else s.role, s.start)
                     if crosses(paths, t.elements):
                         self._tracker.bad(t, s.start, s.end)
+
+    def _slow_limit(self, track: Track) -> int:
+        """Round trip (ns) from which on a component that is known to be slow still is: half of what it was longer by.
+
+        Where everything takes long now and then, an incident would else never be over.
+        """
+        usual, excess = (track.verdict.evidence.get(k) for k in ("usual_us", "excess_us"))
+        if not isinstance(usual, int | float) or not isinstance(excess, int | float):
+            return self._waits.slow_ns
+        return max(self._waits.slow_ns, int(1000 * (usual + excess / 2)))
 
     def _is_clean(self, track: Track, now: int) -> bool:
         """Whether evidence since the last bad moment says that the component is well."""
@@ -482,7 +493,7 @@ class Analyzer:
             name, _, device = v.component.partition("/")
             if device in self._hosts.get(name).down:
                 return False
-        seen = walked(self._store, track.last_bad, track.elements, self._waits.slow_ns)
+        seen = walked(self._store, track.last_bad, track.elements, self._slow_limit(track))
         if seen.last_lost:
             # Lost on what was not known to be this component's path then: bad all the same, but no more than once.
             track.last_bad = seen.last_lost

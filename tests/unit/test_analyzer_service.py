@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from pingmesh.analyzer.flows import ACK, PROBE
+from pingmesh.analyzer.flows import Flow as Walked
 from pingmesh.analyzer.host_rules import SECOND
+from pingmesh.analyzer.samples import Sample
 from pingmesh.analyzer.service import QUIET_NS, Analyzer
 from pingmesh.analyzer.suspicion import Episode
 from pingmesh.config import Settings
@@ -44,6 +46,21 @@ async def test_losses_of_an_incident_that_is_over_are_not_judged_again(analyzer:
     analyzer._episode = None
     assert analyzer._since(T + 30 * SECOND) == over
     assert analyzer._since(over + QUIET_NS + SECOND) == over + SECOND
+
+
+@pytest.mark.parametrize(("rtt_ms", "is_bad"), [(100, False), (400, True)])
+async def test_what_is_slow_beside_an_incident_of_delay_is_less_than_half_of_it(
+    analyzer: Analyzer, rtt_ms: int, is_bad: bool
+) -> None:
+    """On a busy machine everything takes long now and then: the incident must come to an end all the same."""
+    slow = Verdict(component="h1/rnic0", component_type="rnic", symptom="high_rtt", confidence=0.99)
+    slow.evidence = {"usual_us": 5_000.0, "excess_us": 600_000.0}
+    analyzer._tracker.adopt(slow, frozenset({"h1/rnic0 tx"}), T)
+    flow = Walked((1, 1, 0), "h1/rnic0", "h2/rnic0", 50_000, 0, "default", 1, 100_000)
+    at = T + 60 * SECOND
+    analyzer._note([Sample(at, at + SECOND, flow, "default", PROBE, 10, 0, rtt_ms * 1_000_000, 10)])
+    (track,) = analyzer._tracker.open
+    assert track.last_bad == (at + SECOND if is_bad else T)
 
 
 @pytest.mark.parametrize("is_open", [True, False])
