@@ -213,16 +213,20 @@ class Watch:
         found = [self._verdict(s, sums, known) for s in suspects if s.lost >= MIN_LOST]
         return found or self._delays(now, complete)
 
+    def _over(self, s: Suspect) -> list[np.ndarray]:
+        """Masks of the flows that surely cross a suspect, there and back."""
+        w = self.world
+        wanted = [i for i, name in enumerate(w.fabric.element_names) if name in s.candidate.elements]
+        return [np.isin(w.told[side], wanted).any(axis=1) & ~np.isfinite(w.moved_seen[side]) for side in (THERE, BACK)]
+
     def _crossed(self, s: Suspect, sums: Sums) -> list[Crossing]:
         """What is surely known to have crossed a suspect; in whatever class, under the flow's own."""
         w, out = self.world, list[Crossing]()
         if w.spray:
             return out
-        wanted = [i for i, name in enumerate(w.fabric.element_names) if name in s.candidate.elements]
+        over = self._over(s)
         for role, sent, back in ((PROBE, sums.sent, sums.received), (ACK, sums.acks_sent, sums.acks_back)):
-            side = THERE if role == PROBE else BACK
-            moving = np.isfinite(w.moved_seen[side][sums.flows])
-            rows = np.flatnonzero((sent > 0) & ~moving & np.isin(w.told[side][sums.flows], wanted).any(axis=1))
+            rows = np.flatnonzero((sent > 0) & over[THERE if role == PROBE else BACK][sums.flows])
             for row in rows.tolist():
                 flow = self._flow(int(sums.flows[row]))
                 out.append(Crossing(flow, role, flow.cls_name, (), int(sent[row]), int(sent[row] - back[row])))
@@ -230,9 +234,7 @@ class Watch:
 
     def _moments(self, s: Suspect, known: list[Counts]) -> list[Moment]:
         """What crossed a suspect in each window and each round, as far as is surely known."""
-        w = self.world
-        wanted = [i for i, name in enumerate(w.fabric.element_names) if name in s.candidate.elements]
-        over = [np.isin(w.told[side], wanted).any(axis=1) & ~np.isfinite(w.moved_seen[side]) for side in (THERE, BACK)]
+        w, over = self.world, self._over(s)
         out: dict[tuple[float, bool], Moment] = {}
         rounds = {id(c) for c in self._rounds}
         for c in () if w.spray else known:

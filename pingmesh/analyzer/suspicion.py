@@ -20,6 +20,7 @@ OTHER_CLASS_FLOWS = 2
 FLOWS_PER_RNIC = 6
 FLOWS_PER_ROUND = 80
 ONSET_NATS = 5.0
+"""Log likelihood ratio from which on the rate of new doubts has risen."""
 LEAST_SPAN_NS = 200_000_000
 """Shorter times are as chance has it."""
 

@@ -9,6 +9,9 @@ S = 10**9
 LINK = {"leaf1--spine1": frozenset({"leaf1->spine1", "spine1->leaf1"})}
 SWITCH = {"spine1": frozenset({"leaf1->spine1", "spine1->leaf1", "leaf2->spine1", "spine1->leaf2"})}
 
+HOST = {"h1": frozenset({"h1/rnic0 tx", "h1/rnic0 rx"})}
+TOR = {"leaf1": HOST["h1"] | LINK["leaf1--spine1"]}
+
 
 def link(symptom: str = "drop", confidence: float = 0.99, direction: str = "leaf1->spine1") -> Verdict:
     return Verdict(
@@ -148,23 +151,19 @@ def test_parts_of_a_broken_switch_are_not_named_beside_it(tracker: Tracker) -> N
 
 
 def test_a_host_that_dies_below_a_sick_tor_is_named_all_the_same(tracker: Tracker) -> None:
-    tor = {"leaf1": frozenset({"leaf1->spine1", "spine1->leaf1", "h1/rnic0 tx", "h1/rnic0 rx"})}
-    host = {"h1": frozenset({"h1/rnic0 tx", "h1/rnic0 rx"})}
     drop = Verdict(component="leaf1", component_type="switch", symptom="drop", confidence=0.99)
     dead = Verdict(component="h1", component_type="host", symptom="agent_down", confidence=0.95)
-    tracker.update([drop], tor, set(), 0, True)
-    assert names(tracker.update([drop, dead], tor | host, set(), S, True)) == ["h1"]
+    tracker.update([drop], TOR, set(), 0, True)
+    assert names(tracker.update([drop, dead], TOR | HOST, set(), S, True)) == ["h1"]
 
 
 def test_what_a_host_loses_below_a_sick_tor_is_the_tors(tracker: Tracker) -> None:
-    tor = {"leaf1": frozenset({"leaf1->spine1", "spine1->leaf1", "h1/rnic0 tx", "h1/rnic0 rx"})}
-    host = {"h1": frozenset({"h1/rnic0 tx", "h1/rnic0 rx"})}
     down = Verdict(component="leaf1", component_type="switch", symptom="switch_down", confidence=0.99)
     lossy = Verdict(component="h1", component_type="host", symptom="blackhole", confidence=0.99)
-    tracker.update([lossy], host, set(), 0, True)
-    assert names(tracker.update([down], tor, set(), S, True)) == ["leaf1"]
+    tracker.update([lossy], HOST, set(), 0, True)
+    assert names(tracker.update([down], TOR, set(), S, True)) == ["leaf1"]
     assert names([t.verdict for t in tracker.open]) == ["leaf1"]
-    assert not tracker.update([down, lossy], tor | host, set(), 2 * S, True)
+    assert not tracker.update([down, lossy], TOR | HOST, set(), 2 * S, True)
 
 
 def test_a_share_of_tuples_is_named_after_more_of_them_were_tried(tracker: Tracker) -> None:
