@@ -19,7 +19,7 @@ from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.localise import Localiser, Suspect
 from pingmesh.analyzer.samples import SampleStore
 from pingmesh.analyzer.symptoms import Crossing, is_dead_since, per_class, symptom_of
-from pingmesh.analyzer.tracker import STATES
+from pingmesh.analyzer.tracker import HOST_SYMPTOMS
 from pingmesh.analyzer.waits import USUAL, Waits
 from pingmesh.messages import FindingReport, Verdict
 from topology.model import Link, Topology
@@ -32,6 +32,8 @@ WALK_NS = 5 * SECOND
 """While nothing moves, what is walked is only noted so often."""
 UNWALKED_LOG_CHANCE = math.log(1e-4)
 MIN_LOST = 3
+ITS_OWN = HOST_SYMPTOMS | {"rnic_down", "high_rtt"}
+"""Symptoms that are known of the part itself, whatever its switch does."""
 SHOWN_FLOWS = 6
 
 
@@ -320,11 +322,11 @@ class Wholes:
                     self._of.setdefault(e, set()).add(name)
 
     def parts_at_once(self, verdicts: Iterable[Verdict], elements: Mapping[str, frozenset[str]]) -> set[str]:
-        """Parts of a switch of which two or more lose packets at once: it may be the switch, which is worth one more
-        look before any of them is named."""
+        """Parts of a switch of which two or more lose packets, or are down, at once: it may be the switch, which is
+        worth one more look before any of them is named."""
         whole: dict[str, set[str]] = {}
         for v in verdicts:
-            if v.component_type != "switch" and v.symptom not in STATES and elements[v.component]:
+            if v.component_type != "switch" and v.symptom not in ITS_OWN and elements[v.component]:
                 whole[v.component] = set.intersection(*(self._of.get(e, set()) for e in elements[v.component]))
         parts = Counter(switch for switches in whole.values() for switch in switches)
         return {name for name, switches in whole.items() if any(parts[s] >= 2 for s in switches)}

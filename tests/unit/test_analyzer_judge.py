@@ -177,6 +177,8 @@ def test_parts_of_one_switch_that_lose_at_once_wait_for_one_more_look() -> None:
     assert waiting(**{"leaf1--spine1": "drop", "h1/rnic0": "drop"}) == {"leaf1--spine1", "h1/rnic0"}
     assert waiting(**{"leaf2--spine1": "drop", "h1/rnic0": "drop", "far": "drop"}) == set()
     assert waiting(**{"leaf1--spine1": "drop", "h1/rnic0": "rnic_down"}) == set(), "a link that is down is known to be"
+    both = {"leaf1--spine1", "leaf2--spine1"}
+    assert waiting(**{"leaf1--spine1": "link_down", "leaf2--spine1": "link_down"}) == both
     assert waiting(**{"leaf1--spine1": "high_rtt", "leaf2--spine1": "drop"}) == set()
 
 
