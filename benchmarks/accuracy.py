@@ -35,13 +35,10 @@ from simulated_watch import HOST_SYMPTOMS, Book, Opened, Watch
 from pingmesh.analyzer.candidates import candidates_of
 from pingmesh.analyzer.components import Components, compile_components
 from pingmesh.analyzer.delays import delay_candidates
-from pingmesh.analyzer.localise import ONLINE_THRESHOLD
-from pingmesh.offline.spans import online
 from pingmesh.simulate.fabric import Distances, Fabric, distances
 from pingmesh.simulate.fabrics import dual_tor
 from pingmesh.simulate.faults import Placed, Places
 from pingmesh.simulate.probes import Flows, Lists, draw_probes
-from pingmesh.simulate.tables import Sums, Tables
 from pingmesh.simulate.troubles import Noise, draw_troubles
 from pingmesh.simulate.world import World
 from topology.generate import clos3, leaf_spine, rail_optimised
@@ -353,27 +350,6 @@ def confusion(runs: Iterable[dict]) -> dict[str, dict[str, int]]:
     return {k: dict(v) for k, v in sorted(out.items())}
 
 
-def quiet_tail(windows: int, seed: int) -> dict[str, object]:
-    """False names against the localiser's threshold, in minutes of evidence without a fault.
-
-    The rate falls about exponentially with the threshold (a likelihood ratio): its slope, fitted where names occur,
-    carries it to the threshold in use. A minute's evidence of `rnics` RNICs a window.
-    """
-    g = ground("three tiers")
-    rng = np.random.default_rng([seed, 99])
-    thresholds = (*(ONLINE_THRESHOLD - k for k in (11.0, 9.0, 7.0, 5.0, 3.0)), ONLINE_THRESHOLD)
-    counts = dict.fromkeys(thresholds, 0)
-    for n in range(windows):
-        flows, _ = g.lists[n % DRAWS]
-        world = World(g.fabric, flows, [], draw_troubles(g.fabric, NOISE, 60.0, rng), rng)
-        table = Tables(world, dict(g.components.index)).losses(
-            Sums.of(len(flows), [world.step(t, t + 5.0) for t in range(0, 60, 5)])
-        )
-        for t in thresholds:
-            counts[t] += any(s.lost >= 3 for s in online(table, g.components, noise=1e-4, threshold=t))
-    return {"windows": windows, "rnics": len(g.fabric.rnics), "named": {str(t): k for t, k in counts.items()}}
-
-
 # ---------------------------------------------------------------- the whole
 
 
@@ -382,7 +358,6 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two runs each of a few scenarios; under 2 minutes")
     parser.add_argument("--runs", type=int, default=200, metavar="N", help="runs of each scenario (default 200)")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="scenarios whose names hold one of these")
-    parser.add_argument("--quiet-windows", type=int, default=400, metavar="N", help="minutes without a fault")
     parser.add_argument(
         "--most-s", type=float, default=math.inf, metavar="S", help="start no further run after so long"
     )
@@ -390,6 +365,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--docs", type=Path, metavar="FILE")
     args = parser.parse_args()
+    for name in args.only or ():
+        if not any(name in s.name for s in SCENARIOS):
+            parser.error(
+                f"--only {name}: no scenario's name holds this; there are: {', '.join(s.name for s in SCENARIOS)}"
+            )
     scenarios = [s for s in SCENARIOS if not args.only or any(o in s.name for o in args.only)]
     count = args.runs
     if args.quick:
@@ -404,18 +384,17 @@ def main() -> None:
         for s in scenarios:
             if (s.name, seed) not in have and time.monotonic() - began < args.most_s:
                 runs.append(one_run(s, seed))
-        save(args.json, runs, done.get("quiet"))
+        save(args.json, runs)
         if time.monotonic() - began >= args.most_s:
             break
         print(f"{time.monotonic() - began:7.0f} s  {seed + 1 - args.seed} runs of each", file=sys.stderr, flush=True)
-    quiet = done.get("quiet") or quiet_tail(4 if args.quick else args.quiet_windows, args.seed)
-    result = save(args.json, runs, quiet)
+    result = save(args.json, runs)
     accuracy_page.show(result)
     if args.docs:
         accuracy_page.write(args.docs, result)
 
 
-def save(path: Path | None, runs: list[dict], quiet: object) -> dict[str, object]:
+def save(path: Path | None, runs: list[dict]) -> dict[str, object]:
     """All that the study says, and its runs."""
     by_name = {s.name: [r for r in runs if r["scenario"] == s.name] for s in SCENARIOS}
     known = [r for s in SCENARIOS if s.fabric != "spraying" for r in by_name[s.name]]
@@ -425,7 +404,6 @@ def save(path: Path | None, runs: list[dict], quiet: object) -> dict[str, object
         "scores": [score(s, by_name[s.name]) for s in SCENARIOS if by_name[s.name]],
         "calibration": calibration(known),
         "confusion": confusion(known),
-        "quiet": quiet,
         "cpu_s_per_run": statistics.fmean(r["cpu_s"] for r in runs) if runs else None,
         "runs": runs,
     }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -84,31 +83,6 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(r)} |" for r in (head, ["---"] * len(head), *rows)]
 
 
-def tail(quiet: dict) -> list[str]:
-    """False names against the threshold, and what follows for the one in use."""
-    minutes, rnics = quiet["windows"], quiet["rnics"]
-    points = sorted((float(t), k) for t, k in quiet["named"].items())
-    lines = table(
-        ("threshold (nats)", "minutes with a false name"), [(f"{t:g}", f"{k} of {minutes}") for t, k in points]
-    )
-    seen = [(t, k) for t, k in points if 0 < k < 0.5 * minutes]
-    use = points[-1][0]
-    text = (
-        f"A minute of evidence of {rnics} RNICs without a fault, judged as a whole; the localiser's threshold in use "
-        f"is {use:g}."
-    )
-    if len(seen) >= 2:
-        slope = math.log(seen[0][1] / seen[-1][1]) / (seen[-1][0] - seen[0][0])
-        rate = seen[-1][1] / minutes * math.exp(-max(slope, 0.0) * (use - seen[-1][0]))
-        month = rate * 43_200 * 10_000 / rnics
-        text += (
-            f" Where names occur their rate falls by a factor of {math.exp(slope):.1f} a nat; carried on to {use:g} "
-            f"that is {rate:.1g} a minute here, and, false names being local, {month:.2g} a month for 10,000 RNICs. "
-            "This is an extrapolation of a single look a minute, without the tracker's further rules, and no bound."
-        )
-    return [text, "", *lines]
-
-
 def page(result: dict) -> list[str]:
     scores = result["scores"]
     lines: list[str] = []
@@ -145,8 +119,6 @@ def page(result: dict) -> list[str]:
     types = sorted({k for v in result["confusion"].values() for k in v})
     rows = [[truth, *(str(v.get(t, 0)) for t in types)] for truth, v in result["confusion"].items()]
     lines += ["## What was named for what", "", *table(("fault in a", *types), rows), ""]
-    if result["quiet"]:
-        lines += ["## Quiet", "", *tail(result["quiet"]), ""]
     if result["cpu_s_per_run"]:
         lines.append(
             f"A run takes {result['cpu_s_per_run']:.1f} s of CPU. Python {result['python']}, numpy {result['numpy']}."
@@ -161,7 +133,15 @@ def show(result: dict) -> None:
 
 def write(path: Path, result: dict) -> None:
     """Put the figures between the markers; what is written by hand around them stays."""
-    text = path.read_text(encoding="utf-8") if path.exists() else HEAD
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text("\n".join([before + BEGIN, *page(result), END]) + after, encoding="utf-8")
+    if not path.exists():
+        path.write_text(HEAD, encoding="utf-8")
+    put(path, page(result), BEGIN, END)
+
+
+def put(path: Path, lines: Sequence[str], begin: str, end: str) -> None:
+    """Replace what stands between two markers in a file. ValueError if they are not there."""
+    before, first, rest = path.read_text(encoding="utf-8").partition(begin)
+    _, last, after = rest.partition(end)
+    if not first or not last:
+        raise ValueError(f"{path}: no {begin} ... {end}")
+    path.write_text("\n".join([before + begin, *lines, end]) + after, encoding="utf-8")

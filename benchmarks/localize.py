@@ -203,8 +203,14 @@ def report_families(threshold: float, report: Report) -> list[Json]:
 def report_recall(links: int, threshold: float, report: Report) -> list[Json]:
     rows = studies.recall_by_losses(threshold, links)
     columns = {"lost": "packets lost at the link", "links": "links", "recall": "recall"}
-    columns |= {f"recall_noise_{noise:g}": f"noise up to {noise:g}" for noise in studies.RECALL_NOISES}
+    columns |= {"all_known": "with all rates known"}
+    for noise in studies.RECALL_NOISES:
+        columns |= {f"recall_noise_{noise:g}": f"noise up to {noise:g}", f"all_known_{noise:g}": "with all rates known"}
     report.table("Recall of failed links:", rows, columns)
+    report.say(
+        "\nWith all rates known: the most probable verdict of one who knows the loss rate of every link, of the failed "
+        "one too, and that three of all have failed. Who has to estimate them cannot find more."
+    )
     return rows
 
 

@@ -21,7 +21,7 @@ from pingmesh.analyzer.host_rules import SECOND
 from pingmesh.analyzer.judge import Wholes, sum_up
 from pingmesh.analyzer.localise import Suspect
 from pingmesh.analyzer.suspicion import Episode, Request, plan
-from pingmesh.analyzer.symptoms import Crossing, symptom_of
+from pingmesh.analyzer.symptoms import Crossing, lossy_tuples, symptom_of
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Tracker
 from pingmesh.analyzer.waits import USUAL
 from pingmesh.messages import LOST, NO_RTT, SLOW, Event, Peer, ProbeClass, ProbeList, TracedPath, Verdict
@@ -248,17 +248,23 @@ class Watch:
         return list(out.values())
 
     def _verdict(self, s: Suspect, sums: Sums, known: list[Counts]) -> Verdict:
+        crossed = self._crossed(s, sums)
         return Verdict(
             component=s.candidate.component,
             component_type=s.candidate.type,
             direction=s.candidate.direction,
-            symptom=symptom_of(s.candidate.type, s.rate, self._crossed(s, sums), frozenset({"large"}))[0],
+            symptom=symptom_of(s.candidate.type, s.rate, crossed, frozenset({"large"}))[0],
             rate=s.rate,
             rate_low=s.rate_low,
             rate_high=s.rate_high,
             confidence=s.confidence,
             alternatives=sorted({a.component for a in s.alternatives} - {s.candidate.component}),
-            evidence={"sent": s.sent, "lost": s.lost, "moments": sum_up(self._moments(s, known))},
+            evidence={
+                "sent": s.sent,
+                "lost": s.lost,
+                "lossy_tuples": lossy_tuples(crossed),
+                "moments": sum_up(self._moments(s, known)),
+            },
         )
 
     def _delays(self, now: int, complete: int) -> list[Verdict]:

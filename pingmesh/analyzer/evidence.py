@@ -16,7 +16,7 @@ import numpy as np
 from pingmesh.analyzer.components import Components
 from pingmesh.analyzer.counts import ROUND_TRIP, Sample
 from pingmesh.analyzer.flow_rows import ACK, PROBE, Names
-from pingmesh.analyzer.flows import FlowBook
+from pingmesh.analyzer.flows import FlowBook, PathSet
 from pingmesh.analyzer.host_rules import Reached
 from pingmesh.analyzer.hosts import Host
 from pingmesh.analyzer.observe import Sums, Walked, crosses, loss_observations, totals, walked_since
@@ -87,6 +87,7 @@ class Evidence:
     _rows_apart: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     _untraced: dict[int, tuple[Ints, Ints]] = field(default_factory=dict)
     _sums: Sums | None = None
+    _ways: list[tuple[Sample, PathSet]] | None = None
 
     @property
     def has_loss(self) -> bool:
@@ -273,8 +274,11 @@ class Evidence:
         In order of time. O(single samples x hops).
         """
         out: dict[tuple[int, bool], Moment] = {}
-        for s in self.single:
-            if s.role != ROUND_TRIP and crosses(self.book.paths_at(s.flow, s.role, s.start), elements):
+        if self._ways is None:
+            one_way = (s for s in self.single if s.role != ROUND_TRIP)
+            self._ways = [(s, self.book.paths_at(s.flow, s.role, s.start)) for s in one_way]
+        for s, paths in self._ways:
+            if crosses(paths, elements):
                 at = s.start if s.confirmed else s.start // WINDOW_NS * WINDOW_NS
                 m = out.setdefault((at, s.confirmed), Moment(s.confirmed))
                 m.sent += s.sent

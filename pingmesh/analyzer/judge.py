@@ -18,7 +18,7 @@ from pingmesh.analyzer.host_rules import SECOND, HostView, judge_hosts
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.localise import Localiser, Suspect
 from pingmesh.analyzer.samples import SampleStore
-from pingmesh.analyzer.symptoms import Crossing, is_dead_since, per_class, symptom_of
+from pingmesh.analyzer.symptoms import Crossing, is_dead_since, lossy_tuples, per_class, symptom_of
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS
 from pingmesh.analyzer.waits import USUAL, Waits
 from pingmesh.messages import FindingReport, Verdict
@@ -155,6 +155,7 @@ class Judge:
                 "summary": f"{s.lost} of {s.sent} packets across {c.component} were lost",
                 "sent": s.sent,
                 "lost": s.lost,
+                "lossy_tuples": lossy_tuples(crossed),
                 "moments": sum_up(moments),
                 "classes": {k: {"sent": v[0], "lost": v[1]} for k, v in classes.items()},
                 "flows": _shown(crossed),

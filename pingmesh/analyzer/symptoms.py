@@ -47,6 +47,11 @@ def per_class(crossed: list[Crossing]) -> dict[str, tuple[int, int]]:
     return {k: (v[0], v[1]) for k, v in out.items()}
 
 
+def lossy_tuples(crossed: list[Crossing]) -> int:
+    """How many 5-tuples and directions lost something."""
+    return len({(c.flow.key, c.role) for c in crossed if c.lost})
+
+
 def sick_class(classes: Mapping[str, tuple[int, int]]) -> str | None:
     """The one class that loses while another, well probed, does not; None if none or all do."""
     losing = [c for c, (_, lost) in classes.items() if lost]

@@ -24,6 +24,8 @@ COUNTED = frozenset({"drop", "class_drop", "large_packet_drop"})
 """Symptoms that a burst of losses may look like, which hits the rounds of one class alone where it is short."""
 SURE_RATE = 0.5
 """Below this rate a loss must show again: a burst that meets a round of confirmation looks like a fault of some %."""
+FEW_TUPLES = 6
+"""A loss of fewer 5-tuples than these may have more than the broken component in common, as an ACL's first ones do."""
 AGAIN = 0.3
 """Part of the rate at first that what is counted later must have at least."""
 CLOSED_REPEAT_NS = 10 * SECOND
@@ -148,6 +150,8 @@ class Tracker:
             return False  # the first dead tuples may have more than the broken link in common
         if v.confidence < self._open_confidence and track.looks < LOOKS_UNSURE:
             return False
+        if (v.rate or 0.0) >= SURE_RATE and _few_tuples(v) and track.looks < LOOKS_UNSURE:
+            return False
         return v.symptom not in COUNTED or (v.rate or 0.0) >= SURE_RATE or _shows_again(track)
 
     def bad(self, track: Track, start: int, end: int) -> None:
@@ -181,6 +185,12 @@ class Tracker:
         """Components closed in the last seconds: said more than once, since a message may be lost."""
         self._closed = {n: at for n, at in self._closed.items() if now - at < CLOSED_REPEAT_NS}
         return sorted(n for n in self._closed if n not in self.tracks or self.tracks[n].phase is not Phase.OPEN)
+
+
+def _few_tuples(v: Verdict) -> bool:
+    """Whether few 5-tuples lost packets; False where nobody counted them, and where nobody knows their paths."""
+    tuples = v.evidence.get("lossy_tuples")
+    return isinstance(tuples, int) and 0 < tuples < FEW_TUPLES
 
 
 def _shows_again(track: Track) -> bool:

@@ -68,7 +68,6 @@ def test_the_page_keeps_what_is_written_around_its_figures(tmp_path: Path) -> No
         "scores": [accuracy.score(SCENARIO, [run(opened("a--b"))])],
         "calibration": [],
         "confusion": {},
-        "quiet": {"windows": 10, "rnics": 96, "named": {"-4.0": 8, "-2.0": 4, "0.0": 1, "5.0": 0}},
         "cpu_s_per_run": 1.0,
         "python": "3",
         "numpy": "2",

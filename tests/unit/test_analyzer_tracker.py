@@ -72,6 +72,22 @@ def test_losses_that_go_on_open_at_the_second_look(tracker: Tracker, sent: int, 
     assert names(tracker.update([counted(sent, lost)], LINK, set(), S, True)) == ["leaf1--spine1"]
 
 
+@pytest.mark.parametrize(("tuples", "looks"), [(1, 3), (5, 3), (6, 1), (60, 1), (0, 1)])
+def test_a_heavy_loss_of_few_tuples_waits_for_more_of_them(tracker: Tracker, tuples: int, looks: int) -> None:
+    """Of the first tuples that an ACL takes, three may share an RNIC; 0 is where no path is known."""
+    verdict = counted(40, 40, "blackhole")
+    verdict.evidence["lossy_tuples"] = tuples
+    opened = [look for look in range(1, 5) if tracker.update([verdict], LINK, set(), look * S, True)]
+    assert opened == [looks]
+
+
+def test_a_light_loss_may_be_of_few_tuples(tracker: Tracker) -> None:
+    for sent, lost, opens in [(200, 20, False), (400, 40, True)]:
+        verdict = counted(sent, lost)
+        verdict.evidence["lossy_tuples"] = 3
+        assert bool(tracker.update([verdict], LINK, set(), sent * S, True)) == opens
+
+
 def test_a_second_burst_opens(tracker: Tracker) -> None:
     assert not tracker.update([counted(200, 12)], LINK, set(), 0, True)
     assert not tracker.update([counted(600, 12)], LINK, set(), S, True)

@@ -1,0 +1,239 @@
+"""How often a fabric without a fault gets a false incident: importance sampling of the whole watch.
+
+    benchmarks/quiet.py [--runs N] [--check N] [--rnics N] [--seed N] [--json FILE] [--docs FILE]
+
+Example: benchmarks/quiet.py --runs 4000 --check 2000 --docs docs/accuracy.md
+
+False names of the background's chance losses are so rare that no number of clean windows shows them. So each run draws
+a component and makes it lose for a while, as a fault would, and weighs what opens there by how much less likely the
+very same losses are in a sound fabric: the likelihood of all packets that crossed the component until the incident
+opened, sound, over that of the mixture of all tilts that could have been drawn (balance heuristic, Veach & Guibas
+1995). That is unbiased, and as an incident has to overcome log(components) nats first, no weight is large.
+
+What is watched is a fabric of 96 RNICs with stalled and restarted agents and lost reports. Its localiser demands what
+it would in the large fabric (its threshold is raised by the logarithm of their ratio), and the rate is that of each
+component times the large fabric's number of them: false names are local.
+
+`--check N`: N plain runs at a threshold so low that false incidents are common, beside the same by importance sampling.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import accuracy_page
+import numpy as np
+from accuracy import DRAWS, Ground, ground
+from simulated_watch import HOST_SYMPTOMS, Opened, Watch
+
+from pingmesh.analyzer.candidates import Candidate
+from pingmesh.analyzer.localise import ONLINE_THRESHOLD
+from pingmesh.analyzer.table import Floats, Ints
+from pingmesh.simulate.faults import Fault, Placed
+from pingmesh.simulate.troubles import Noise, draw_troubles
+from pingmesh.simulate.world import ACKS, BACK, World
+
+BEGIN, END = "<!-- figures of benchmarks/quiet.py -->", "<!-- end of the quiet figures -->"
+NOISE = Noise(burst_rate=0.0)
+WARM_S, LEAD_S, WATCHED_S = 60, 15, 20
+"""Evidence of a minute; then losses may begin; then incidents count."""
+END_S = WARM_S + LEAD_S + WATCHED_S
+STARTS = tuple(range(WARM_S, END_S))
+LENGTHS_S = (2, 6, 20)
+RATES = (0.004, 0.015, 0.05, 0.2)
+MONTH_S = 30 * 86_400
+LOW_THRESHOLD = -4.0
+"""Of --check."""
+
+
+@dataclass(eq=False)
+class Tilted(World):
+    """A world that keeps the log likelihood ratio, tilted to sound, of each rate and second."""
+
+    ratios: Floats = field(default_factory=lambda: np.zeros((len(RATES), END_S)))
+
+    def _lost(
+        self, rows: Ints, role: int, packets: Ints, copies: int, start_s: float, end_s: float, cls: Ints
+    ) -> tuple[Ints, Ints]:
+        lost, whole = super()._lost(rows, role, packets, copies, start_s, end_s, cls)
+        at = np.flatnonzero(self._hit(0, self.faults[0], rows, role, cls))
+        sent, gone = packets[at] * (ACKS if role == BACK else 1), lost[at]
+        sound = self._sum(self.now[role][rows[at]], np.log1p(-self.troubles.hop_loss))
+        for i, rate in enumerate(RATES):
+            tilted = sound + math.log1p(-rate)
+            more = np.log(np.expm1(tilted) / np.expm1(sound))
+            self.ratios[i, int(start_s)] += float(gone @ more + (sent - gone) @ (tilted - sound))
+        return lost, whole
+
+    def weight(self, until_s: int) -> float:
+        """Likelihood of all until a second, sound, over that of the mixture of tilts."""
+        sums = np.concatenate((np.zeros((len(RATES), 1)), np.cumsum(self.ratios[:, :until_s], axis=1)), axis=1)
+        starts = np.minimum(STARTS, until_s)
+        parts = [sums[:, np.minimum(starts + s, until_s)] - sums[:, starts] for s in LENGTHS_S]
+        logs = np.concatenate(parts, axis=None)
+        top = float(logs.max())
+        return float(len(logs) * math.exp(-top) / np.exp(logs - top).sum())
+
+
+def troubled_world(g: Ground, number: int, tilt: Placed | None, rng: np.random.Generator) -> World:
+    flows, _ = g.lists[number % DRAWS]
+    troubles = draw_troubles(g.fabric, NOISE, END_S, rng)
+    return World(g.fabric, flows, [], troubles, rng) if tilt is None else Tilted(g.fabric, flows, [tilt], troubles, rng)
+
+
+def watched(g: Ground, world: World, number: int, threshold: float, target: str | None = None) -> list[Opened]:
+    """Incidents of the fabric that opened while they count; ends when the target's did."""
+    watch = Watch(world, g.components, g.delay_components, g.lists[number % DRAWS][1], threshold=threshold)
+    opened = watch.run(END_S, lambda found: any(o.verdict.component == target for o in found))
+    return [o for o in opened if o.at_s > WARM_S + LEAD_S and o.verdict.symptom not in HOST_SYMPTOMS]
+
+
+def tilted_run(g: Ground, c: Candidate, number: int, threshold: float, rng: np.random.Generator) -> float:
+    """The weight of the incident of a component, 0 where none opened."""
+    start = int(rng.choice(STARTS))
+    length, rate = int(rng.choice(LENGTHS_S)), float(rng.choice(RATES))
+    fault = Fault(
+        kind="loss", component=c.component, direction=c.direction, start_s=start, end_s=start + length, rate=rate
+    )
+    world = troubled_world(g, number, g.places.place(fault), rng)
+    assert isinstance(world, Tilted)
+    for o in watched(g, world, number, threshold, c.component):
+        v = o.verdict
+        if (v.component, v.component_type) == (c.component, c.type) and v.direction in (c.direction, "both"):
+            return world.weight(int(o.at_s))
+    return 0.0
+
+
+@dataclass
+class Estimate:
+    """False incidents a second of one component of a type: weights of its runs."""
+
+    kind: str
+    components: int
+    """In the small fabric."""
+    weights: list[float] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        return float(np.mean(self.weights)) / WATCHED_S if self.weights else 0.0
+
+    @property
+    def error(self) -> float:
+        """Standard error of the mean."""
+        return float(np.std(self.weights)) / math.sqrt(max(len(self.weights), 1)) / WATCHED_S
+
+
+def sample(g: Ground, runs: int, threshold: float, seed: int, most_s: float) -> list[Estimate]:
+    """`runs` in all, by type as the square root of their number: links are many, switches are few."""
+    singles: dict[str, list[Candidate]] = {}
+    for c in g.components.singles:
+        singles.setdefault(c.type, []).append(c)
+    shares = {kind: math.sqrt(len(some)) for kind, some in singles.items()}
+    out = [Estimate(kind, len(some)) for kind, some in singles.items()]
+    began, done = time.monotonic(), 0
+    for e in out:
+        rng = np.random.default_rng([seed, *e.kind.encode()])
+        for number in range(max(1, round(runs * shares[e.kind] / sum(shares.values())))):
+            if time.monotonic() - began > most_s:
+                break
+            c = singles[e.kind][int(rng.integers(e.components))]
+            e.weights.append(tilted_run(g, c, number, threshold, rng))
+            done += 1
+            if done % 100 == 0:
+                print(f"{time.monotonic() - began:7.0f} s  {done} of {runs} runs", file=sys.stderr, flush=True)
+    return out
+
+
+def plain(g: Ground, runs: int, threshold: float, seed: int) -> int:
+    """False incidents of plain runs."""
+    rng = np.random.default_rng([seed, 1])
+    found = 0
+    for number in range(runs):
+        found += len(watched(g, troubled_world(g, number, None, rng), number, threshold))
+    return found
+
+
+def told(estimates: Sequence[Estimate], scale: float) -> dict[str, object]:
+    """Per month, in a fabric `scale` times as large."""
+    rows = [
+        {
+            "type": e.kind,
+            "components": round(e.components * scale),
+            "runs": len(e.weights),
+            "opened": sum(w > 0 for w in e.weights),
+            "largest_weight": max(e.weights, default=0.0),
+            "a_month": e.mean * e.components * scale * MONTH_S,
+            "error": e.error * e.components * scale * MONTH_S,
+        }
+        for e in estimates
+    ]
+    total = sum(float(r["a_month"]) for r in rows)  # type: ignore[arg-type]
+    error = math.sqrt(sum(float(r["error"]) ** 2 for r in rows))  # type: ignore[arg-type]
+    return {"rows": rows, "a_month": total, "error": error, "bound_95": total + 1.645 * error}
+
+
+def page(result: dict) -> list[str]:
+    rows = [
+        [r["type"], str(r["components"]), str(r["runs"]), str(r["opened"]), f"{r['a_month']:.2g} ± {r['error']:.1g}"]
+        for r in result["rows"]
+    ]
+    head = ("component", f"of them under {result['rnics']:,} RNICs", "runs", "opened in", "false incidents a month")
+    lines = accuracy_page.table(head, rows)
+    lines += [
+        "",
+        f"All together {result['a_month']:.2g} false incidents a month for {result['rnics']:,} RNICs, at most "
+        f"{result['bound_95']:.2g} (one-sided 95 % bound, by the standard error).",
+    ]
+    check = result.get("check")
+    if check:
+        lines += [
+            "",
+            f"Check of the method at a threshold of {check['threshold']:g} nats: {check['found']} false incidents in "
+            f"{check['runs']} plain runs of {WATCHED_S} s, {check['plain']:.2g} ± {check['plain_error']:.1g} a run; by "
+            f"importance sampling {check['sampled']:.2g} ± {check['sampled_error']:.1g}.",
+        ]
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=4000, metavar="N", help="tilted runs (default 4000)")
+    parser.add_argument("--check", type=int, default=0, metavar="N", help="plain runs, and as many tilted ones")
+    parser.add_argument("--rnics", type=int, default=10_000, metavar="N", help="of the large fabric (default 10000)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--most-s", type=float, default=math.inf, metavar="S", help="start no run after so long")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--docs", type=Path, metavar="FILE", help="put the figures between their markers there")
+    args = parser.parse_args()
+    g = ground("three tiers")
+    scale = args.rnics / len(g.fabric.rnics)
+    estimates = sample(g, args.runs, ONLINE_THRESHOLD + math.log(scale), args.seed, args.most_s)
+    result: dict[str, object] = {"rnics": args.rnics, **told(estimates, scale)}
+    if args.check:
+        found = plain(g, args.check, LOW_THRESHOLD, args.seed)
+        some = sample(g, args.check, LOW_THRESHOLD, args.seed + 1, args.most_s)
+        result["check"] = {
+            "threshold": LOW_THRESHOLD,
+            "runs": args.check,
+            "found": found,
+            "plain": found / args.check,
+            "plain_error": math.sqrt(max(found, 1)) / args.check,
+            "sampled": sum(e.mean * e.components for e in some) * WATCHED_S,
+            "sampled_error": math.sqrt(sum((e.error * e.components) ** 2 for e in some)) * WATCHED_S,
+        }
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+    print("\n".join(page(result)))
+    if args.docs:
+        accuracy_page.put(args.docs, page(result), BEGIN, END)
+
+
+if __name__ == "__main__":
+    main()
