@@ -46,8 +46,8 @@ WARM_S, LEAD_S, WATCHED_S = 60, 15, 20
 """Evidence of a minute; then losses may begin; then incidents count."""
 END_S = WARM_S + LEAD_S + WATCHED_S
 STARTS = tuple(range(WARM_S, END_S))
-LENGTHS_S = (2, 6, 20)
-RATES = (0.004, 0.015, 0.05, 0.2)
+LENGTHS_S = (3, 10, 30)
+RATES = (0.003, 0.01, 0.03, 0.1)
 MONTH_S = 30 * 86_400
 LOW_THRESHOLD = -4.0
 """Of --check."""
@@ -207,6 +207,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=4000, metavar="N", help="tilted runs (default 4000)")
     parser.add_argument("--check", type=int, default=0, metavar="N", help="plain runs, and as many tilted ones")
     parser.add_argument("--rnics", type=int, default=10_000, metavar="N", help="of the large fabric (default 10000)")
+    parser.add_argument("--threshold", type=float, default=ONLINE_THRESHOLD, metavar="NATS", help="of the localiser")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most-s", type=float, default=math.inf, metavar="S", help="start no run after so long")
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -214,7 +215,7 @@ def main() -> None:
     args = parser.parse_args()
     g = ground("three tiers")
     scale = args.rnics / len(g.fabric.rnics)
-    estimates = sample(g, args.runs, ONLINE_THRESHOLD + math.log(scale), args.seed, args.most_s)
+    estimates = sample(g, args.runs, args.threshold + math.log(scale), args.seed, args.most_s)
     result: dict[str, object] = {"rnics": args.rnics, **told(estimates, scale)}
     if args.check:
         found = plain(g, args.check, LOW_THRESHOLD, args.seed)

@@ -7,28 +7,11 @@ thirteenth of an agent. It calls it only where PySocks is installed, to find a p
 from __future__ import annotations
 
 import importlib.util
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import ModuleType
+from contextlib import nullcontext
 
-UNUSED = "urllib.request"
+from pingmesh.left_out import left_out
 
-
-@contextmanager
-def _left_out() -> Iterator[None]:
-    """Whoever imports it later gets the real one."""
-    if UNUSED in sys.modules or importlib.util.find_spec("socks") is not None:
-        yield
-        return
-    sys.modules[UNUSED] = ModuleType(UNUSED)
-    try:
-        yield
-    finally:
-        del sys.modules[UNUSED]
-
-
-with _left_out():
+with nullcontext() if importlib.util.find_spec("socks") is not None else left_out("urllib.request"):
     import aiomqtt
 
 __all__ = ["aiomqtt"]

@@ -1,4 +1,4 @@
-"""What is left out of aiomqtt's imports, and that it is there for others."""
+"""What is left out of imports, and that it is there for others."""
 
 from __future__ import annotations
 
@@ -6,19 +6,25 @@ import json
 import subprocess
 import sys
 
-SHOWN = (
-    "print(json.dumps([m in sys.modules for m in ('urllib.request', 'http.client', 'aiomqtt', 'paho.mqtt.client')]))"
-)
+MODULES = ("urllib.request", "http.client", "aiomqtt", "paho.mqtt.client")
 
 
-def loaded(*lines: str) -> list[bool]:
-    code = "\n".join(["import json, sys", *lines, SHOWN])
+def loaded(*lines: str, modules: tuple[str, ...] = MODULES) -> list[bool]:
+    """Which of some modules are there after these lines, in a process of their own."""
+    code = "\n".join(["import json, sys", *lines, f"print(json.dumps([m in sys.modules for m in {modules}]))"])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
 def test_an_agent_has_no_http() -> None:
     assert loaded("import agent.main") == [False, False, True, True]
+
+
+def test_an_agent_has_no_typing_extensions_but_others_may() -> None:
+    modules = ("typing_extensions", "msgspec")
+    assert loaded("import agent.main", modules=modules) == [False, True]
+    real = "from typing_extensions import Self"
+    assert loaded("import agent.main", real, modules=modules) == [True, True]
 
 
 def test_who_imports_it_later_has_the_real_one() -> None:
