@@ -25,7 +25,7 @@ __all__ = ["Candidate", "Localiser", "Observation", "Suspect", "candidates_of", 
 
 THRESHOLD = 6.0
 """Prior log odds (nats) against any fault at all, on top of the logarithm of the number of single elements."""
-ONLINE_THRESHOLD = 5.0
+ONLINE_THRESHOLD = 6.0
 """The same for looks that come every second: what is faint may wait for more evidence."""
 FURTHER = 4.5
 """Nats by which another fault costs less where there is one already."""

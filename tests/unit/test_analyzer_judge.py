@@ -140,6 +140,14 @@ def test_a_verdict_tells_of_its_worst_moment(fabric: Fabric) -> None:
     assert 0.4 < m["worst_lost"] / m["worst_sent"] < 0.6
 
 
+def test_a_verdict_tells_how_many_tuples_lost_packets(fabric: Fabric) -> None:
+    link = "leaf2->spine3"
+    fabric.probe(on(link, rate=1.0))
+    (verdict,) = fabric.verdicts()
+    crossing = fabric.judge.evidence(0, ()).crossings(frozenset({link}))
+    assert verdict.evidence["lossy_tuples"] == len({(c.flow.key, c.role) for c in crossing}) > 6
+
+
 def test_both_directions_of_a_link(fabric: Fabric) -> None:
     fabric.probe(on("leaf2->spine3", "spine3->leaf2", rate=0.3))
     assert only(fabric.verdicts()) == ("leaf2--spine3", "both", "drop", None)
