@@ -9,7 +9,7 @@ BEGIN, END = "<!-- figures of benchmarks/accuracy.py -->", "<!-- end of figures 
 
 HEAD = f"""# How well faults are named
 
-    benchmarks/accuracy.py --seed 40000 --json accuracy.json --docs docs/accuracy.md
+    benchmarks/accuracy.py --seed 50000 --json accuracy.json --docs docs/accuracy.md
 
 puts faults at random places of simulated fabrics (`pingmesh/simulate/`) and watches with the product's inference until
 they are named or a minute has passed. The lists give every directed switch link 10 probes/s, in three classes; both
@@ -29,7 +29,7 @@ Wilson interval. *Paper*: the rule of Liu et al. 2024 (`benchmarks/paper_rule.py
 it names the component, or a link of the switch.
 
 Rules and settings of localiser and tracker were chosen on runs of the same simulator with other seeds (`--seed` below
-40,000), those of these tables were made once.
+50,000), those of these tables were made once.
 
 What is not modelled: delays are named by the analyzer's quick look alone (milliseconds; what is usual needs minutes), a
 delay at an RNIC has no direction, which *exact* asks for, and packets are lost by chance and not by queues.

@@ -28,6 +28,9 @@ FEW_TUPLES = 6
 """A loss of fewer 5-tuples than these may have more than the broken component in common, as an ACL's first ones do."""
 AGAIN = 0.3
 """Part of the rate at first that what is counted later must have at least."""
+ELSEWHERE, LEAST_ELSEWHERE = 0.5, 3
+"""Part of the whole rate, and losses, that there must be outside the worst moment: whatever a burst takes of a round of
+confirmation, the loss that started it is another moment's."""
 CLOSED_REPEAT_NS = 10 * SECOND
 
 
@@ -205,18 +208,14 @@ def _shows_again(track: Track) -> bool:
         track.counted = sent, lost
         return False
     before_sent, before_lost = track.counted
-    if not _goes_on(before_sent, before_lost, sent - before_sent, lost - before_lost):
+    if lost - before_lost < max(1.0, AGAIN * before_lost / max(before_sent, 1) * (sent - before_sent)):
         return False
     m = evidence.get("moments")
     if not isinstance(m, dict) or not m.get("lost"):
         return True
     # A burst is remembered for a minute, and a stray loss comes soon.
-    return _goes_on(m["sent"], m["lost"], m["sent"] - m["worst_sent"], m["lost"] - m["worst_lost"])
-
-
-def _goes_on(sent: int, lost: int, more_sent: int, more_lost: int) -> bool:
-    """Whether of some packets a fair part of the usual share was lost."""
-    return more_lost >= max(1.0, AGAIN * lost / max(sent, 1) * more_sent)
+    other_sent, other_lost = m["sent"] - m["worst_sent"], m["lost"] - m["worst_lost"]
+    return bool(other_lost >= max(LEAST_ELSEWHERE, ELSEWHERE * m["lost"] / m["sent"] * other_sent))
 
 
 def _is_vaguer(new: Verdict, old: Verdict) -> bool:

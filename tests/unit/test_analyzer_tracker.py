@@ -58,6 +58,16 @@ def test_a_burst_that_is_remembered_and_a_stray_loss_are_no_fault(tracker: Track
     assert tracker.update([steady], LINK, set(), 18 * S, True), "the rest of the time it loses about as much"
 
 
+@pytest.mark.parametrize(("elsewhere", "opens"), [(2, False), (3, True)])
+def test_what_a_burst_took_of_a_round_and_the_loss_that_started_it_are_no_fault(
+    tracker: Tracker, elsewhere: int, opens: bool
+) -> None:
+    assert not tracker.update([counted(200, 2)], LINK, set(), S, True)
+    verdict = counted(500, 6 + elsewhere)
+    verdict.evidence["moments"] = {"sent": 500, "lost": 6 + elsewhere, "worst_sent": 300, "worst_lost": 6}
+    assert bool(tracker.update([verdict], LINK, set(), 2 * S, True)) == opens
+
+
 @pytest.mark.parametrize("symptom", ["drop", "class_drop", "large_packet_drop"])
 def test_a_burst_of_losses_that_does_not_come_again_opens_nothing(tracker: Tracker, symptom: str) -> None:
     for look in range(10):
