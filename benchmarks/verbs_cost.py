@@ -3,7 +3,7 @@
 Boots the virtual machine of `make test-vm` and builds a fabric with two hosts of eight Soft-RoCE RNICs in it. Measured
 there: the memory of whole agents with eight devices; user and system CPU per probe of an engine (schedule, accounting,
 two ACKs) that only probes and of one that only answers, each in a process of its own and on one device at 50 probes/s
-(an emulated processor carries no more beside other load), in turn with `verbs_loop.py --events --acks 2 --rate 50`.
+(`--rate` for others; an emulated processor carries few), in turn with `verbs_loop.py --events --acks 2 --rate 50`.
 That makes the same calls and keeps no books; it wakes up at the moments that a prober would draw, sends as many probes
 at each and asks for as many completions.
 
@@ -141,9 +141,9 @@ class Worker:
         self._child.wait(30)
 
 
-def engines(near: str, far: str, seconds: float) -> dict[str, float]:
+def engines(near: str, far: str, seconds: float, rate: float) -> dict[str, float]:
     """CPU per probe of who probes and of who answers, in microseconds."""
-    prober, responder = Worker([near], RATE, seconds), Worker([far], 0.0, seconds)
+    prober, responder = Worker([near], rate, seconds), Worker([far], 0.0, seconds)
     responder.say(prober.about["rnics"])
     prober.say(responder.about["rnics"])
     probed, answered = prober.read(), responder.read()
@@ -172,11 +172,11 @@ def agents_memory(lab: Any) -> dict[str, dict[str, float]]:
     return found
 
 
-def bare(pair: Pair, seconds: float) -> dict[str, float]:
+def bare(pair: Pair, seconds: float, rate: float) -> dict[str, float]:
     """The same of the bare loop."""
-    said = pair.paced(RATE, int(RATE * seconds))
-    if said[1]["answered"] < 0.9 * RATE * seconds:
-        raise RuntimeError(f"the bare loop answered {said[1]['answered']} of {RATE * seconds:.0f}")
+    said = pair.paced(rate, int(rate * seconds))
+    if said[1]["answered"] < 0.9 * rate * seconds:
+        raise RuntimeError(f"the bare loop answered {said[1]['answered']} of {rate * seconds:.0f}")
     return {
         f"{role}_{name}_us".replace("_cpu", ""): said[i][f"{name}_us"]
         for i, role in enumerate(("prober", "responder"))
@@ -184,7 +184,7 @@ def bare(pair: Pair, seconds: float) -> dict[str, float]:
     }
 
 
-def measure(quick: bool, rounds: int, outside_s: float) -> dict[str, Any]:
+def measure(quick: bool, rounds: int, outside_s: float, rate: float) -> dict[str, Any]:
     """All of it, in the machine."""
     from pingmesh.lab.client import Lab
 
@@ -207,7 +207,7 @@ def measure(quick: bool, rounds: int, outside_s: float) -> dict[str, Any]:
         turns: list[dict[str, dict[str, float]]] = []
         for _ in range(rounds):
             # In turn: what else this machine does changes by the minute.
-            turn = {"bare_loop": bare(pair, seconds), "engine": engines(ends[0][0], ends[1][0], seconds)}
+            turn = {"bare_loop": bare(pair, seconds, rate), "engine": engines(ends[0][0], ends[1][0], seconds, rate)}
             turn["calibration"] = {"inside_s": calibrate()}
             print("round", json.dumps(turn), flush=True)
             turns.append(turn)
@@ -252,7 +252,7 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--outside", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("--rate", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--rate", type=float, default=RATE, help="probes/s (default %(default)g)")
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:
@@ -263,9 +263,17 @@ def main() -> int:
         outside = statistics.median(calibrate() for _ in range(5))
         for folder in ("agent", "pingmesh"):  # as installed: what compiles its modules itself keeps a megabyte of that
             compileall.compile_dir(ROOT / folder, quiet=1)
-        argv = ["--outside", str(outside), "--rounds", str(rounds), *(["--quick"] if args.quick else [])]
+        argv = [
+            "--outside",
+            str(outside),
+            "--rounds",
+            str(rounds),
+            "--rate",
+            str(args.rate),
+            *(["--quick"] if args.quick else []),
+        ]
         return in_machine(Path(__file__), argv, args.json, 1800)
-    figures = measure(args.quick, rounds, args.outside)
+    figures = measure(args.quick, rounds, args.outside, args.rate)
     if args.json:
         Path(args.json).write_text(json.dumps(figures, indent=2) + "\n")
     print(json.dumps(figures, indent=2))
