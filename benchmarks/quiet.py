@@ -34,7 +34,7 @@ from accuracy import DRAWS, Ground, ground
 from simulated_watch import HOST_SYMPTOMS, Opened, Watch
 
 from pingmesh.analyzer.candidates import Candidate
-from pingmesh.analyzer.localise import ONLINE_THRESHOLD
+from pingmesh.analyzer.localise import THRESHOLD
 from pingmesh.analyzer.table import Floats, Ints
 from pingmesh.simulate.faults import Fault, Placed
 from pingmesh.simulate.troubles import Noise, draw_troubles
@@ -207,7 +207,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=4000, metavar="N", help="tilted runs (default 4000)")
     parser.add_argument("--check", type=int, default=0, metavar="N", help="plain runs, and as many tilted ones")
     parser.add_argument("--rnics", type=int, default=10_000, metavar="N", help="of the large fabric (default 10000)")
-    parser.add_argument("--threshold", type=float, default=ONLINE_THRESHOLD, metavar="NATS", help="of the localiser")
+    parser.add_argument("--threshold", type=float, default=THRESHOLD, metavar="NATS", help="of the localiser")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--most-s", type=float, default=math.inf, metavar="S", help="start no run after so long")
     parser.add_argument("--json", type=Path, metavar="FILE")

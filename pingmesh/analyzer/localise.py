@@ -25,8 +25,6 @@ __all__ = ["Candidate", "Localiser", "Observation", "Suspect", "candidates_of", 
 
 THRESHOLD = 6.0
 """Prior log odds (nats) against any fault at all, on top of the logarithm of the number of single elements."""
-ONLINE_THRESHOLD = 6.0
-"""The same for looks that come every second: what is faint may wait for more evidence."""
 FURTHER = 4.5
 """Nats by which another fault costs less where there is one already."""
 EQUAL = 0.01
@@ -99,7 +97,7 @@ def localise(
         components = compile_components(components)
     if not isinstance(observations, Table):
         observations = table_of(observations, dict(components.index))
-    return localise_table(observations, components, noise=noise, threshold=ONLINE_THRESHOLD, further=0.0)
+    return localise_table(observations, components, noise=noise, further=0.0)
 
 
 def localise_table(

@@ -11,19 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pingmesh.analyzer.components import Components
-from pingmesh.analyzer.localise import ONLINE_THRESHOLD, Suspect, localise_table
+from pingmesh.analyzer.localise import THRESHOLD, Suspect, localise_table
 from pingmesh.analyzer.table import Table
 
 
-def online(
-    table: Table, components: Components, *, noise: float = 1e-4, threshold: float = ONLINE_THRESHOLD
-) -> list[Suspect]:
+def online(table: Table, components: Components, *, noise: float = 1e-4, threshold: float = THRESHOLD) -> list[Suspect]:
     """`localise_table` with the settings of the running analyzer (`pingmesh.analyzer.localise.localise`)."""
     return localise_table(table, components, noise=noise, threshold=threshold, further=0.0)
 
 
 def best_span(
-    tables: Iterable[Table], components: Components, *, noise: float = 1e-4, threshold: float = ONLINE_THRESHOLD
+    tables: Iterable[Table], components: Components, *, noise: float = 1e-4, threshold: float = THRESHOLD
 ) -> tuple[int, list[Suspect]]:
     """The span whose suspects have the highest score together, and these; of equal ones the first.
 
