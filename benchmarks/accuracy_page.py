@@ -39,7 +39,7 @@ delay at an RNIC has no direction, which *exact* asks for, and packets are lost 
 
 ## A fabric without a fault
 
-    benchmarks/quiet.py --check 300 --docs docs/accuracy.md
+    benchmarks/quiet.py --runs 520 --seed 8 --docs docs/accuracy.md
 
 The same watch over a fabric that only loses what a sound one loses, U(0, 1e-4) of every hop's packets, with stalls,
 restarts and lost reports, and without the bursts. Chance is so rarely mistaken for a fault that no number of clean

@@ -49,6 +49,8 @@ STARTS = tuple(range(WARM_S, END_S))
 LENGTHS_S = (3, 10, 30)
 RATES = (0.003, 0.01, 0.03, 0.1)
 MONTH_S = 30 * 86_400
+ENOUGH = 10
+"""Runs that an estimate has to rest on before its standard error says anything."""
 LOW_THRESHOLD = -4.0
 """Of --check."""
 
@@ -129,6 +131,12 @@ class Estimate:
         """Standard error of the mean."""
         return float(np.std(self.weights)) / math.sqrt(max(len(self.weights), 1)) / WATCHED_S
 
+    @property
+    def effective(self) -> float:
+        """How many runs the mean rests on: (sum of weights)^2 / sum of squares (Kish 1965)."""
+        squares = float(np.square(self.weights).sum())
+        return sum(self.weights) ** 2 / squares if squares else 0.0
+
 
 def sample(g: Ground, runs: int, threshold: float, seed: int, most_s: float) -> list[Estimate]:
     """`runs` in all, by type as the square root of their number: links are many, switches are few."""
@@ -169,6 +177,7 @@ def told(estimates: Sequence[Estimate], scale: float) -> dict[str, object]:
             "runs": len(e.weights),
             "opened": sum(w > 0 for w in e.weights),
             "largest_weight": max(e.weights, default=0.0),
+            "effective": e.effective,
             "a_month": e.mean * e.components * scale * MONTH_S,
             "error": e.error * e.components * scale * MONTH_S,
         }
@@ -181,16 +190,27 @@ def told(estimates: Sequence[Estimate], scale: float) -> dict[str, object]:
 
 def page(result: dict) -> list[str]:
     rows = [
-        [r["type"], str(r["components"]), str(r["runs"]), str(r["opened"]), f"{r['a_month']:.2g} ± {r['error']:.1g}"]
+        [
+            r["type"],
+            str(r["components"]),
+            str(r["runs"]),
+            str(r["opened"]),
+            f"{r['effective']:.1f}",
+            f"{r['a_month']:.2g} ± {r['error']:.1g}",
+        ]
         for r in result["rows"]
     ]
-    head = ("component", f"of them under {result['rnics']:,} RNICs", "runs", "opened in", "false incidents a month")
+    head = ("component", f"of them under {result['rnics']:,} RNICs", "runs", "opened in", "rests on runs", "a month")
     lines = accuracy_page.table(head, rows)
-    lines += [
-        "",
-        f"All together {result['a_month']:.2g} false incidents a month for {result['rnics']:,} RNICs, at most "
-        f"{result['bound_95']:.2g} (one-sided 95 % bound, by the standard error).",
-    ]
+    most = max(result["rows"], key=lambda r: r["a_month"])
+    lines += ["", f"All together {result['a_month']:.2g} false incidents a month for {result['rnics']:,} RNICs."]
+    if most["effective"] >= ENOUGH:
+        lines += [f"At most {result['bound_95']:.2g} (one-sided 95 % bound, by the standard error)."]
+    else:
+        lines += [
+            f"That rests on {most['effective']:.1f} runs, weighted, and is no bound: most tilts lose far more than it "
+            "takes to be named, and weigh nothing."
+        ]
     check = result.get("check")
     if check:
         lines += [
