@@ -125,8 +125,8 @@ def test_traced_paths_are_those_that_the_routers_count(lab: Lab, heard: Heard) -
                 continue  # a tuple of a list that is newer than the counters
             expected = ports_on(lab.topology, a, b, paths[0])
             assert set(seen) == expected, f"{flow}, role {role}: traced {paths[0]}, counted {seen}"
-            # Switches start to count, and are read, one after the other.
-            assert max(seen.values()) <= 1.5 * min(seen.values()) + 5, f"{flow}, role {role}: {seen}"
+            # Switches start to count, and are read, one after the other; a confirmation, 20 probes, may come between.
+            assert max(seen.values()) <= 1.5 * min(seen.values()) + 20, f"{flow}, role {role}: {seen}"
             compared[role] += 1
             known[role] = paths[0][1:-1]
         # Every switch chooses for itself; where there are only two ways, half and half is what chance gives.
