@@ -28,6 +28,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import accuracy_page
+import figures_page
 import numpy as np
 from paper_rule import paper_rule
 from simulated_watch import HOST_SYMPTOMS, Book, Opened, Watch
@@ -365,6 +366,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--docs", type=Path, metavar="FILE")
     args = parser.parse_args()
+    if args.docs and args.docs.exists():
+        figures_page.require(args.docs, accuracy_page.BEGIN, accuracy_page.END)
     for name in args.only or ():
         if not any(name in s.name for s in SCENARIOS):
             parser.error(

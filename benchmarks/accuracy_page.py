@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import figures_page
+
 BEGIN, END = "<!-- figures of benchmarks/accuracy.py -->", "<!-- end of figures -->"
 
 HEAD = f"""# How well faults are named
@@ -149,13 +151,4 @@ def write(path: Path, result: dict) -> None:
     """Put the figures between the markers; what is written by hand around them stays."""
     if not path.exists():
         path.write_text(HEAD, encoding="utf-8")
-    put(path, page(result), BEGIN, END)
-
-
-def put(path: Path, lines: Sequence[str], begin: str, end: str) -> None:
-    """Replace what stands between two markers in a file. ValueError if they are not there."""
-    before, first, rest = path.read_text(encoding="utf-8").partition(begin)
-    _, last, after = rest.partition(end)
-    if not first or not last:
-        raise ValueError(f"{path}: no {begin} ... {end}")
-    path.write_text("\n".join([before + begin, *lines, end]) + after, encoding="utf-8")
+    figures_page.put(path, page(result), BEGIN, END)

@@ -25,6 +25,7 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy is imported
 
+import figures_page
 import localize_studies as studies
 import numpy as np
 from trace_files import Trace, load, table_of
@@ -57,14 +58,6 @@ class Report:
         head = ["| " + " | ".join(columns.values()) + " |", "|" + "---|" * len(columns)]
         body = ["| " + " | ".join(cell(row.get(key)) for key in columns) + " |" for row in rows]
         self.say("\n".join(["", title, "", *head, *body]))
-
-    def into(self, file: Path) -> None:
-        """Replace what stands between the markers in `file`. ValueError if they are not there."""
-        before, begin, rest = file.read_text().partition(BEGIN)
-        _, end, after = rest.partition(END)
-        if not begin or not end:
-            raise ValueError(f"{file}: no {BEGIN} ... {END}")
-        file.write_text("\n".join([before + BEGIN, *self.lines, "", END + after]))
 
 
 def thresholds_around(default: float) -> list[float]:
@@ -209,7 +202,7 @@ def report_recall(links: int, threshold: float, report: Report) -> list[Json]:
     report.table("Recall of failed links:", rows, columns)
     report.say(
         "\nWith all rates known: the most probable verdict of one who knows the loss rate of every link, of the failed "
-        "one too, and that three of all have failed. Who has to estimate them cannot find more."
+        "one too, and that three of all have failed: who has to estimate them finds more only with more false names."
     )
     return rows
 
@@ -256,6 +249,8 @@ def main() -> None:
     studied = args.clean or args.curve or args.families or args.recall or args.thin or args.speed
     if not args.traces and not studied:
         parser.error("nothing to do: --traces or a study")
+    if args.docs:
+        figures_page.require(args.docs, BEGIN, END)
     report, result, traces = Report(), Json(), list[Trace]()
     if args.traces:
         traces, result = report_traces(args.traces, args.threshold, report)
@@ -274,7 +269,7 @@ def main() -> None:
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     if args.docs:
-        report.into(args.docs)
+        figures_page.put(args.docs, [*report.lines, ""], BEGIN, END)
 
 
 if __name__ == "__main__":

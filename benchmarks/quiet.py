@@ -29,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import accuracy_page
+import figures_page
 import numpy as np
 from accuracy import DRAWS, Ground, ground
 from simulated_watch import HOST_SYMPTOMS, Opened, Watch
@@ -233,6 +234,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put the figures between their markers there")
     args = parser.parse_args()
+    if args.docs:
+        figures_page.require(args.docs, BEGIN, END)
     g = ground("three tiers")
     scale = args.rnics / len(g.fabric.rnics)
     estimates = sample(g, args.runs, args.threshold + math.log(scale), args.seed, args.most_s)
@@ -253,7 +256,7 @@ def main() -> None:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
     print("\n".join(page(result)))
     if args.docs:
-        accuracy_page.put(args.docs, page(result), BEGIN, END)
+        figures_page.put(args.docs, page(result), BEGIN, END)
 
 
 if __name__ == "__main__":

@@ -149,13 +149,12 @@ class Tracker:
             return False
         if v.symptom == "high_rtt":
             return True  # the watch over delays has looked more than once before it says so
-        if v.symptom == "flow_blackhole" and track.looks < LOOKS_UNSURE:
-            return False  # the first dead tuples may have more than the broken link in common
-        if v.confidence < self._open_confidence and track.looks < LOOKS_UNSURE:
+        heavy = (v.rate or 0.0) >= SURE_RATE
+        # The first dead tuples may have more than the broken link in common.
+        vague = v.symptom == "flow_blackhole" or (heavy and _few_tuples(v))
+        if (vague or v.confidence < self._open_confidence) and track.looks < LOOKS_UNSURE:
             return False
-        if (v.rate or 0.0) >= SURE_RATE and _few_tuples(v) and track.looks < LOOKS_UNSURE:
-            return False
-        return v.symptom not in COUNTED or (v.rate or 0.0) >= SURE_RATE or _shows_again(track)
+        return v.symptom not in COUNTED or heavy or _shows_again(track)
 
     def bad(self, track: Track, start: int, end: int) -> None:
         """Something was wrong with the component at some time between these two."""

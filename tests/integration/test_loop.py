@@ -9,6 +9,7 @@ import pytest
 from loop_rig import (
     Ear,
     Json,
+    Port,
     Since,
     closes,
     counted_tuples,
@@ -101,13 +102,22 @@ def lab(heard: Heard) -> Iterator[Lab]:
     heard[0].fault_clear()
 
 
+def even(seen: dict[Port, int]) -> bool:
+    """Whether all switches on a path counted about as many packets of a tuple."""
+    return max(seen.values()) <= 1.5 * min(seen.values()) + 5
+
+
 @in_lab("two tiers", "three tiers")
 def test_traced_paths_are_those_that_the_routers_count(lab: Lab, heard: Heard) -> None:
     """Every tuple whose path the agents have traced goes through the ports of that path, and through no other."""
     poll(lambda: min(traced(book_of(*heard))) >= 60, 60, lambda: f"only {traced(book_of(*heard))} tuples were traced")
-    with counting_tuples(lab):
-        poll(lambda: min(sum(c.values()) for c in counted_tuples(lab).values()) > 3, 20, lambda: "few packets")
-        counted = counted_tuples(lab)
+    # Switches start to count, and are read, one after the other: a confirmation may come between, not three times.
+    for _ in range(3):
+        with counting_tuples(lab):
+            poll(lambda: min(sum(c.values()) for c in counted_tuples(lab).values()) > 3, 20, lambda: "few packets")
+            counted = counted_tuples(lab)
+        if all(even(seen) for seen in counted.values()):
+            break
     book = book_of(*heard)
     assert not book.mismatches
     compared = {PROBE: 0, ACK: 0}
@@ -125,8 +135,7 @@ def test_traced_paths_are_those_that_the_routers_count(lab: Lab, heard: Heard) -
                 continue  # a tuple of a list that is newer than the counters
             expected = ports_on(lab.topology, a, b, paths[0])
             assert set(seen) == expected, f"{flow}, role {role}: traced {paths[0]}, counted {seen}"
-            # Switches start to count, and are read, one after the other; a confirmation, 20 probes, may come between.
-            assert max(seen.values()) <= 1.5 * min(seen.values()) + 20, f"{flow}, role {role}: {seen}"
+            assert even(seen), f"{flow}, role {role}: {seen}"
             compared[role] += 1
             known[role] = paths[0][1:-1]
         # Every switch chooses for itself; where there are only two ways, half and half is what chance gives.
