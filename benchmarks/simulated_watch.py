@@ -337,7 +337,7 @@ class Watch:
         requests, _ = plan(self.book.book, e, usable)
         count = COUNTS[min(e.rounds, len(COUNTS) - 1)]
         e.rounds += 1
-        e.fresh = False
+        noted = e.noted
         lost = 0
         for own in (True, False):
             rows, classes = self._rows([r for r in requests if (r.cls < 0) == own])
@@ -352,7 +352,7 @@ class Watch:
             np.unique(np.concatenate([r.flows for r in list(self._rounds)[-2:]])) if self._rounds else np.empty(0, int)
         )
         self.world.retrace(moved, second + 1.0)
-        e.confirmed(lost)
+        e.confirmed(lost, noted)
         if (
             e.clean_rounds >= CLEAN_ROUNDS
             or e.rounds >= MAX_ROUNDS

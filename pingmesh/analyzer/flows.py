@@ -39,6 +39,8 @@ _MOST_SHARED = 20_000
 _STAYED: frozenset[str] = frozenset()
 UNSTABLE_NS = 60 * 1_000_000_000
 """For this long after a tuple was seen to move, its earlier paths are possible too."""
+LEAST_SPARE = 15.0
+"""Probes/s that a rate cap leaves for confirmations, at the least: the planner fills nine tenths of 150."""
 SETTLED_NS = 4 * UNSTABLE_NS
 """So long after its last move nothing that is still judged was sent on another path."""
 
@@ -164,6 +166,8 @@ class FlowBook:
         self.rnic_names: dict[int, str] = {}
         self.classes: dict[int, list[str]] = {}
         self.latest: dict[int, int] = {}
+        self.spare_rate: dict[int, float] = {}
+        """Probes/s that each RNIC's cap leaves beside its list."""
         self.mismatches: dict[FlowKey, str] = {}
         self.changes = 0
         """Counts what changes what a row's path is."""
@@ -193,6 +197,8 @@ class FlowBook:
         self.rnic_names |= names
         self.classes[number] = [c.name for c in message.classes]
         self.latest[number] = version
+        planned = sum(1e6 / f.interval_us for f in message.flows if f.interval_us > 0)
+        self.spare_rate[number] = max(LEAST_SPARE, message.max_rate - planned)
         entries = [
             (f.index, f.sport, f.cls, f.kind, f.interval_us, names[f.peer], f.trace_mask)
             for f in message.flows

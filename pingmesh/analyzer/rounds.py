@@ -1,14 +1,19 @@
-"""One active confirmation: probe the doubtful flows and their neighbours harder, ask both ends what arrived."""
+"""Active confirmation: probe the doubtful flows and their neighbours harder, ask both ends what arrived.
+
+A round is sent within some tenths of a second, and is judged when its last probes have come back or timed out. The next
+one is sent meanwhile.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from pingmesh.analyzer.clock import Clock
 from pingmesh.analyzer.counts import ResponderCounts, Sample, one_way, prober_rows, responder_rows
-from pingmesh.analyzer.flows import PROBE, FlowBook
+from pingmesh.analyzer.flows import LEAST_SPARE, PROBE, FlowBook
 from pingmesh.analyzer.hosts import HostBook
 from pingmesh.analyzer.questions import Questions, ask_all
 from pingmesh.analyzer.suspicion import Episode, Request, plan
@@ -19,6 +24,20 @@ COUNTS = (10, 15, 20)
 RETRACED_LINKS = 6
 RETRACED_TUPLES = 240
 """At most so many a round: what agents may trace in about two seconds under suspicion."""
+
+
+@dataclass
+class Begun:
+    """A round whose probes are on their way."""
+
+    began: int
+    noted: int
+    """What the episode had noted until then."""
+    requests: list[Request]
+    elements: list[str]
+    started: list[tuple[Request, int, asyncio.Task[ConfirmResult | None]]]
+    sending_s: float
+    """How long the agents take to send it."""
 
 
 @dataclass
@@ -37,7 +56,7 @@ class RoundResult:
 
 
 class Rounds:
-    """Runs confirmations; one at a time."""
+    """Runs confirmations."""
 
     def __init__(self, book: FlowBook, hosts: HostBook, questions: Questions, clock: Clock, interval_us: int) -> None:
         self._book = book
@@ -46,19 +65,31 @@ class Rounds:
         self._clock = clock
         self._interval_us = interval_us
 
-    async def run(self, episode: Episode) -> RoundResult:
-        """Plan and carry out the episode's next round."""
-        book = self._book
+    def begin(self, episode: Episode) -> Begun:
+        """Plan the episode's next round and have it sent."""
         usable = {h.name for h in self._hosts.hosts.values() if h.state == "online" and h.unanswered < 3}
-        requests, elements = plan(book, episode, usable)
+        requests, elements = plan(self._book, episode, usable)
         count = COUNTS[min(episode.rounds, len(COUNTS) - 1)]
         episode.rounds += 1
-        episode.fresh = False
-        result = RoundResult(self._clock.now(), elements=elements)
+        began = self._clock.now()
         started = [(r, *self._start(r, count)) for r in requests]
-        await self.retrace([e for e in elements if "->" in e][:RETRACED_LINKS], episode.began)
-        await self._find_silent(self._involved(requests, episode), result)
-        confirmed = await self._collect(started, result.silent)
+        return Begun(began, episode.noted, requests, elements, started, self._sending_s(requests, count))
+
+    def _sending_s(self, requests: list[Request], count: int) -> float:
+        """Until the slowest RNIC has sent its probes: those that its rate cap does not leave room for take longer."""
+        least = count * self._interval_us / 1e6
+        probes: Counter[int] = Counter()
+        for r in requests:
+            probes[r.rnic] += count * len(r.indexes)
+        longest = max((n / self._book.spare_rate.get(rnic, LEAST_SPARE) for rnic, n in probes.items()), default=0.0)
+        return max(least, min(longest, 2 * least))
+
+    async def finish(self, begun: Begun, episode: Episode) -> RoundResult:
+        """Wait for what a round brings."""
+        result = RoundResult(begun.began, elements=begun.elements)
+        await self.retrace([e for e in begun.elements if "->" in e][:RETRACED_LINKS], episode.began)
+        await self._find_silent(self._involved(begun.requests, episode), result)
+        confirmed = await self._collect(begun.started, result.silent)
         counts = await self._responders(confirmed, result)
         for request, window, answer in confirmed:
             self._samples(request, window, answer, counts, result)

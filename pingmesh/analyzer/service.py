@@ -21,7 +21,7 @@ from pingmesh.analyzer.moves import Moves
 from pingmesh.analyzer.observe import crosses, paths_of
 from pingmesh.analyzer.questions import Questions
 from pingmesh.analyzer.report_columns import read_report
-from pingmesh.analyzer.rounds import Rounds
+from pingmesh.analyzer.rounds import Begun, Rounds
 from pingmesh.analyzer.samples import ROUND_TRIP, Joined, Sample, SampleStore
 from pingmesh.analyzer.summary import SPAN_S, summarise_evidence
 from pingmesh.analyzer.suspicion import DOUBTFUL, WITHDRAWS, Episode
@@ -54,6 +54,8 @@ GRACE_NS = 3 * SECOND
 """After our own (re)connection or stall: agents come back and retained lists arrive."""
 CLEAN_ROUNDS = 4
 MAX_ROUNDS = 12
+ROUND_GAP_S = 0.1
+"""From the last probe of a round to the first of the next."""
 ROUNDS_AFTER_OPEN = 3
 TICK_S = 1.0
 STALL_S = 2.5
@@ -388,25 +390,40 @@ class Analyzer:
             await asyncio.sleep(0.03)
             while (episode := self._episode) is not None:
                 try:
-                    await self._confirm_once(episode)
-                except Exception:
+                    await self._confirm(episode)
+                except* Exception:
                     log.exception("a confirmation failed")
                     self._episode = None
 
-    async def _confirm_once(self, episode: Episode) -> None:
-        if not self._bus.connected.is_set():
-            self._episode = None
-            return
-        result = await self._rounds.run(episode)
+    async def _confirm(self, episode: Episode) -> None:
+        """Rounds until the episode is over. The next is sent while the last waits for what may yet come back."""
+        async with asyncio.TaskGroup() as rounds:
+            last = None
+            while self._episode is episode:
+                if not self._bus.connected.is_set():
+                    self._episode = None
+                    return
+                begun = self._rounds.begin(episode)
+                this = rounds.create_task(self._finish(begun, episode), name="round")
+                await asyncio.sleep(begun.sending_s + ROUND_GAP_S)
+                if last is not None:
+                    await last
+                last = this
+            if last is not None:
+                last.cancel()  # a new suspicion must not wait for it
+
+    async def _finish(self, begun: Begun, episode: Episode) -> None:
+        number = episode.rounds
+        result = await self._rounds.finish(begun, episode)
         self._store.add(result.samples)
         self._note(result.samples)
         self._new_evidence = True
         self._look.set()
-        episode.confirmed(result.lost)
+        episode.confirmed(result.lost, begun.noted)
         log.info(
             "confirmation",
             extra={
-                "round": episode.rounds,
+                "round": number,
                 "packets": sum(s.sent for s in result.samples),
                 "lost": result.lost,
                 "silent": sorted(result.silent),
@@ -414,7 +431,7 @@ class Analyzer:
             },
         )
         await asyncio.sleep(2 * JUDGE_PAUSE_S)
-        if self._episode_over(episode) and self._episode is episode:
+        if self._episode is episode and self._episode_over(episode):
             self._episode = None
 
     def _episode_over(self, episode: Episode) -> bool:

@@ -45,8 +45,8 @@ class Episode:
     doubts: dict[FlowKey, Doubt] = field(default_factory=dict)
     rounds: int = 0
     clean_rounds: int = 0
-    fresh: bool = True
-    """New doubts since the last round was planned."""
+    noted: int = 0
+    """Reasons for doubt so far."""
 
     def add(self, flow: Flow, event: Event, sent: int) -> None:
         """Note one event about a flow; `sent` in our clock."""
@@ -61,11 +61,11 @@ class Episode:
             d.losses += 1
         if event.direction in (FORWARD, REVERSE):
             d.direction = event.direction
-        self.fresh = True
+        self.noted += 1
 
-    def confirmed(self, lost: int) -> None:
-        """A round of confirmation is over, and lost so many packets."""
-        self.clean_rounds = 0 if lost or self.fresh else self.clean_rounds + 1
+    def confirmed(self, lost: int, noted: int) -> None:
+        """A round of confirmation is over that lost so many packets; `noted` is what it was when that was planned."""
+        self.clean_rounds = 0 if lost or self.noted > noted else self.clean_rounds + 1
 
     def onset(self) -> int:
         """Since when there are so many doubts: from then on evidence counts.

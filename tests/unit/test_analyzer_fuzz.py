@@ -346,7 +346,7 @@ async def confirmation(
         return None
 
     rig.answer = answer
-    running = asyncio.create_task(rig.a._rounds.run(episode))
+    running = asyncio.create_task(rig.a._rounds.finish(rig.a._rounds.begin(episode), episode))
     await asyncio.sleep(0)
     for kind, payload, host, retained in meanwhile:
         await rig.give(kind, payload, host, retained)

@@ -49,11 +49,10 @@ def test_an_episode_without_doubts_or_time_has_its_beginning() -> None:
 
 def test_rounds_are_clean_where_nothing_was_lost_and_nothing_new_was_doubted() -> None:
     e = episode(0.0)
-    e.confirmed(0)
+    e.confirmed(0, 0)
     assert e.clean_rounds == 0, "there are doubts that no round has looked at"
-    e.fresh = False
-    e.confirmed(0)
-    e.confirmed(0)
+    e.confirmed(0, e.noted)
+    e.confirmed(0, e.noted)
     assert e.clean_rounds == 2
-    e.confirmed(1)
+    e.confirmed(1, e.noted)
     assert e.clean_rounds == 0

@@ -1,0 +1,121 @@
+"""Rounds of confirmation follow one another closely: the next is sent while the last waits for time-outs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from pingmesh.analyzer import service
+from pingmesh.analyzer.flows import Flow
+from pingmesh.analyzer.host_rules import SECOND
+from pingmesh.analyzer.rounds import Begun, RoundResult
+from pingmesh.analyzer.service import CLEAN_ROUNDS, Analyzer
+from pingmesh.analyzer.suspicion import Episode
+from pingmesh.config import Settings
+from pingmesh.messages import LOST, Event
+from topology.generate import leaf_spine
+
+T = 1_800_000_000 * SECOND
+FLOW = Flow((1, 1, 0), "h1/rnic0", "h2/rnic0", 50_000, 0, "default", 1, 100_000)
+DOUBT = Event(LOST, *FLOW.key, 0, T, 0, 0)
+
+
+class Rounds:
+    """Stands in for the product's: rounds are sent at once, and end when they are told to."""
+
+    def __init__(self) -> None:
+        self.ends: list[asyncio.Future[RoundResult]] = []
+
+    def begin(self, episode: Episode) -> Begun:
+        episode.rounds += 1
+        self.ends.append(asyncio.get_running_loop().create_future())
+        return Begun(T + len(self.ends), episode.noted, [], [], [], 0.0)
+
+    async def finish(self, begun: Begun, episode: Episode) -> RoundResult:
+        return await self.ends[begun.began - T - 1]
+
+    def end(self, number: int) -> None:
+        self.ends[number - 1].set_result(RoundResult(T + number))
+
+    async def begun(self, number: int) -> bool:
+        """Whether so many rounds begin soon, and no more."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        return len(self.ends) == number
+
+
+@asynccontextmanager
+async def confirming(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Analyzer, Rounds]]:
+    monkeypatch.setattr(service, "ROUND_GAP_S", 0.0)
+    monkeypatch.setattr(service, "JUDGE_PAUSE_S", 0.0)
+    a, rounds = Analyzer(Settings(cluster="lab"), leaf_spine(2, 2, 1, 1)), Rounds()
+    a._rounds = rounds  # type: ignore[assignment]
+    a._bus.connected.set()
+    a._episode = Episode(T)
+    a._episode.add(FLOW, DOUBT, T)
+    a._suspicion.set()
+    task = asyncio.create_task(a._confirmations())
+    await asyncio.sleep(0.04)
+    yield a, rounds
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_one_round_is_sent_while_another_waits_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with confirming(monkeypatch) as (_, rounds):
+        assert await rounds.begun(2)
+        rounds.end(2)
+        assert await rounds.begun(2), "the first still waits"
+        rounds.end(1)
+        assert await rounds.begun(4)
+
+
+async def test_what_is_doubted_while_a_round_waits_keeps_the_episode_from_being_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with confirming(monkeypatch) as (a, rounds):
+        assert await rounds.begun(2)
+        episode = a._episode
+        assert episode is not None
+        episode.add(FLOW, DOUBT, T)
+        rounds.end(1)
+        rounds.end(2)
+        assert await rounds.begun(4)
+        assert episode.clean_rounds == 0, "both were planned before"
+        for number in range(3, 3 + CLEAN_ROUNDS):
+            assert a._episode is episode
+            rounds.end(number)
+            await rounds.begun(0)
+        assert a._episode is None
+
+
+async def test_a_new_episode_does_not_wait_for_the_last_ones_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with confirming(monkeypatch) as (a, rounds):
+        for number in range(1, 1 + CLEAN_ROUNDS):
+            assert await rounds.begun(number + 1)
+            rounds.end(number)
+        await rounds.begun(0)
+        a._episode = Episode(T)
+        a._episode.add(FLOW, DOUBT, T)
+        a._suspicion.set()
+        await asyncio.sleep(0.04)
+        assert await rounds.begun(1 + CLEAN_ROUNDS + 2)
+        assert rounds.ends[CLEAN_ROUNDS].cancelled()
+
+
+async def test_a_round_that_fails_ends_its_episode_and_not_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with confirming(monkeypatch) as (a, rounds):
+        assert await rounds.begun(2)
+        rounds.ends[0].set_exception(RuntimeError("unreadable"))
+        assert await rounds.begun(2)
+        assert a._episode is None
+        a._episode = Episode(T)
+        a._episode.add(FLOW, DOUBT, T)
+        a._suspicion.set()
+        await asyncio.sleep(0.04)
+        assert await rounds.begun(4)
