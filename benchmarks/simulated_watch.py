@@ -1,8 +1,9 @@
 """The analyzer's loop on simulated counts, second by second: reports every 5 s, losses noticed at once, confirmation.
 
 Everything that decides is the product's: the plan of a confirmation (`pingmesh.analyzer.suspicion.plan`), the
-localiser, the host rules, the tracker. What is modelled is the time things take: a loss is noticed within its second,
-the round of probes that it starts is judged a second later, and counts of a window come a second after it ends.
+localiser, the host rules, the tracker. What is modelled is the time things take: a loss is noticed at the end of its
+second, two rounds of probes are sent in each of the next, one while the other waits for its time-outs, and counts of a
+window come a second after it ends.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ QUIET_S = 60
 COUNTS = (10, 15, 20)
 MIN_LOST = 3
 CLEAN_ROUNDS, MAX_ROUNDS, ROUNDS_AFTER_OPEN = 4, 12, 3
+ROUNDS_AT_S = (0.1, 0.55)
+"""Of each second: the product's next round leaves when the last, of 0.2 to 0.4 s, and a pause of 0.1 s are over."""
+TIMEOUT_S = 0.5
 MARGIN_S = 0.25
 RECENT_S = 15
 OWN_CLASS = -1
@@ -133,6 +137,7 @@ class Watch:
         self._rounds: deque[Counts] = deque()
         self._episode: Episode | None = None
         self._after_open = 0
+        """Rounds since an incident is open."""
         self._maker = RecordMaker(world, 0)
         self._reached: dict[tuple[str, int], tuple[int, int]] = {}
         self._hosts = HostHistory(world.fabric.topology, SECOND, lambda h, w: self._reached.get((h, w), (0, 0)))
@@ -170,8 +175,9 @@ class Watch:
     # ------------------------------------------------------------ one second
 
     def _second(self, second: int) -> list[Verdict]:
-        fresh = self._confirm(second)
         counts = self.world.step(float(second), second + 1.0)
+        rounds = [self._confirm(second + at) for at in ROUNDS_AT_S]
+        fresh = any(c.end_s + TIMEOUT_S > second for c in self._known_rounds(second + 1))
         self._lists.append(counts)
         while self._lists[0].start_s < second - QUIET_S - WINDOW_S:
             self._lists.popleft()
@@ -196,15 +202,19 @@ class Watch:
             fresh or bool(view.verdicts),
         )
         if self.tracker.open:
-            self._after_open += fresh
+            self._after_open += max(sum(rounds), int(fresh))
         return opened
+
+    def _known_rounds(self, now: float) -> list[Counts]:
+        """Rounds whose probes have come back or timed out."""
+        return [c for c in self._rounds if c.end_s + TIMEOUT_S <= now + 1e-9]
 
     def _judge(self, now: int) -> list[Verdict]:
         """Localise on what is known since the suspicion began, or else over the last minute."""
         since = now - QUIET_S if self._episode is None else self._episode.onset() / SECOND - MARGIN_S
         complete = (now - SETTLE_S) // WINDOW_S * WINDOW_S
         known = [c for c in self._lists if since <= c.start_s and c.end_s <= complete]
-        known += [c for c in self._rounds if since <= c.start_s]
+        known += [c for c in self._known_rounds(now) if since <= c.start_s]
         if not known:
             return []
         self.looks += 1
@@ -280,7 +290,7 @@ class Watch:
             rows = np.flatnonzero(sums.rtts)
             means = sums.rtt_sum_ns[rows] / sums.rtts[rows]
             timed.append(((w + 1) * WINDOW_S, sums.flows[rows], np.full(len(rows), OWN_CLASS), means))
-        for c in self._rounds:
+        for c in self._known_rounds(now):
             if c.end_s >= now - RECENT_S:
                 rows = np.flatnonzero(c.valid & (c.answered > 0))
                 classes = np.full(len(rows), OWN_CLASS) if c.as_class is None else c.as_class[rows]
@@ -328,8 +338,8 @@ class Watch:
     def _flow(self, row: int) -> Flow:
         return self.book.book.flows[self.book.key_of[row]]
 
-    def _confirm(self, second: int) -> bool:
-        """Probe harder what the product's plan says; whether there is new evidence."""
+    def _confirm(self, at_s: float) -> bool:
+        """Probe harder what the product's plan says, if there is a suspicion."""
         e = self._episode
         if e is None:
             return False
@@ -343,15 +353,13 @@ class Watch:
             rows, classes = self._rows([r for r in requests if (r.cls < 0) == own])
             if not len(rows):
                 continue
-            c = self.world.probe(
-                rows, np.full(len(rows), count), second + 0.1, second + 0.1 + 0.02 * count, None if own else classes
-            )
+            c = self.world.probe(rows, np.full(len(rows), count), at_s, at_s + 0.02 * count, None if own else classes)
             self._rounds.append(c)
             lost += int(((c.sent - c.answered + 2 * c.answered - c.acks_back) * c.valid).sum())
         moved = (
             np.unique(np.concatenate([r.flows for r in list(self._rounds)[-2:]])) if self._rounds else np.empty(0, int)
         )
-        self.world.retrace(moved, second + 1.0)
+        self.world.retrace(moved, int(at_s) + 1.0)
         e.confirmed(lost, noted)
         if (
             e.clean_rounds >= CLEAN_ROUNDS

@@ -38,11 +38,12 @@ def runs(count: int, *, tilted: bool) -> np.ndarray:
             component=LINK.name,
             direction=LINK.forward.name,
             start_s=start,
-            end_s=start + int(rng.choice(quiet.LENGTHS_S)),
+            end_s=start + quiet.LONGEST_S,
             rate=float(rng.choice(quiet.RATES)),
         )
         troubles = draw_troubles(FABRIC, NOISE, quiet.END_S, rng)
         world = quiet.Tilted(FABRIC, flows, [places.place(fault)], troubles, rng)
+        world.enough = int(rng.choice(quiet.LOSSES))
         crossing = world._hit(0, world.faults[0], np.arange(len(flows)), 0, flows.cls)
         lost = sum(int((c.sent - c.received)[crossing].sum()) for c in (world.step(s, s + 1.0) for s in SECONDS))
         out.append((world.weight(SECONDS.stop), lost))
