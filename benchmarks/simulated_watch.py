@@ -19,8 +19,9 @@ from pingmesh.analyzer.delay_watch import LEAST_FLOWS, DelayWatch, verdict_of
 from pingmesh.analyzer.evidence import Moment
 from pingmesh.analyzer.flows import ACK, PROBE, Flow, FlowBook
 from pingmesh.analyzer.host_rules import SECOND
-from pingmesh.analyzer.judge import Wholes, sum_up
+from pingmesh.analyzer.judge import MIN_LOST, Wholes, sum_up
 from pingmesh.analyzer.localise import Suspect
+from pingmesh.analyzer.rounds import COUNTS
 from pingmesh.analyzer.suspicion import Episode, Request, plan
 from pingmesh.analyzer.symptoms import Crossing, lossy_tuples, symptom_of
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Tracker
@@ -38,9 +39,6 @@ from pingmesh.simulate.world import BACK, THERE, Counts, World
 WINDOW_S = 5
 SETTLE_S = 1
 QUIET_S = 60
-COUNTS = (10, 15, 20)
-MIN_LOST = 3
-CLEAN_ROUNDS, MAX_ROUNDS, ROUNDS_AFTER_OPEN = 4, 12, 3
 ROUNDS_AT_S = (0.1, 0.55)
 """Of each second: the product's next round leaves when the last, of 0.2 to 0.4 s, and a pause of 0.1 s are over."""
 TIMEOUT_S = 0.5
@@ -136,8 +134,6 @@ class Watch:
         self._lists: deque[Counts] = deque()
         self._rounds: deque[Counts] = deque()
         self._episode: Episode | None = None
-        self._after_open = 0
-        """Rounds since an incident is open."""
         self._maker = RecordMaker(world, 0)
         self._reached: dict[tuple[str, int], tuple[int, int]] = {}
         self._hosts = HostHistory(world.fabric.topology, SECOND, lambda h, w: self._reached.get((h, w), (0, 0)))
@@ -201,8 +197,8 @@ class Watch:
             (second + 1) * SECOND,
             fresh or bool(view.verdicts),
         )
-        if self.tracker.open:
-            self._after_open += max(sum(rounds), int(fresh))
+        if self.tracker.open and self._episode is not None:
+            self._episode.rounds_open += sum(rounds)
         return opened
 
     def _known_rounds(self, now: float) -> list[Counts]:
@@ -325,13 +321,12 @@ class Watch:
             explained = open_elements and any(
                 open_elements & set(p) for role in (PROBE, ACK) for p in self.book.book.paths_at(flow, role, 1 << 62)
             )
-            if explained and (self._episode is None or self._after_open >= ROUNDS_AFTER_OPEN):
+            if explained and (self._episode is None or self._episode.is_told):
                 continue
             kind = LOST if unanswered[row] else NO_RTT if missing[row] else SLOW
             at = int(c.start_s * SECOND)
             if self._episode is None:
                 self._episode = Episode(at)
-                self._after_open = 0
             for _ in range(int(unanswered[row] + missing[row]) or 1):
                 self._episode.add(flow, Event(kind, *flow.key, 0, at, 0, 0), at)
 
@@ -361,12 +356,7 @@ class Watch:
         )
         self.world.retrace(moved, int(at_s) + 1.0)
         e.confirmed(lost, noted)
-        if (
-            e.clean_rounds >= CLEAN_ROUNDS
-            or e.rounds >= MAX_ROUNDS
-            or not e.doubts
-            or self._after_open >= ROUNDS_AFTER_OPEN
-        ):
+        if e.is_over:
             self._episode = None
         return True
 

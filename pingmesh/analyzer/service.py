@@ -52,11 +52,8 @@ log = logging.getLogger(__name__)
 
 GRACE_NS = 3 * SECOND
 """After our own (re)connection or stall: agents come back and retained lists arrive."""
-CLEAN_ROUNDS = 4
-MAX_ROUNDS = 12
 ROUND_GAP_S = 0.1
 """From the last probe of a round to the first of the next."""
-ROUNDS_AFTER_OPEN = 3
 TICK_S = 1.0
 STALL_S = 2.5
 JUDGE_PAUSE_S = 0.1
@@ -114,7 +111,6 @@ class Analyzer:
         self._moves = Moves()
         self._large: set[str] = set()
         self._episode: Episode | None = None
-        self._opened_rounds = 0
         self._quiet_until = 0
         self._judged_from = 0
         self._covered: dict[str, int] = {}
@@ -244,7 +240,6 @@ class Analyzer:
             sent = event.sent_ns + offset
             if self._episode is None:
                 self._episode = Episode(sent)
-                self._opened_rounds = 0
                 log.info("suspicion", extra={"flow": str(flow), "kind": event.kind})
             self._episode.add(flow, event, sent)
             self._watch(flow.dst_host)
@@ -295,7 +290,7 @@ class Analyzer:
             if v.symptom in HOST_SYMPTOMS and v.component in (flow.src_host, flow.dst_host):
                 return True
             if any(not t.elements.isdisjoint(p) for p in paths_of(self._book, flow, ROUND_TRIP, self._clock.now())):
-                return self._episode is None or self._opened_rounds >= ROUNDS_AFTER_OPEN
+                return self._episode is None or self._episode.is_told
         return False
 
     # ------------------------------------------------------------ tasks
@@ -431,18 +426,9 @@ class Analyzer:
             },
         )
         await asyncio.sleep(2 * JUDGE_PAUSE_S)
-        if self._episode is episode and self._episode_over(episode):
+        episode.rounds_open += bool(self._tracker.open)
+        if self._episode is episode and episode.is_over:
             self._episode = None
-
-    def _episode_over(self, episode: Episode) -> bool:
-        if self._tracker.open:
-            self._opened_rounds += 1
-        return (
-            episode.clean_rounds >= CLEAN_ROUNDS
-            or episode.rounds >= MAX_ROUNDS
-            or self._opened_rounds >= ROUNDS_AFTER_OPEN
-            or not episode.doubts
-        )
 
     def _watch(self, host: str) -> None:
         """Ask a host until it answers or it is clear that it does not."""

@@ -21,6 +21,8 @@ FLOWS_PER_RNIC = 6
 FLOWS_PER_ROUND = 80
 ONSET_NATS = 5.0
 """Log likelihood ratio from which on the rate of new doubts has risen."""
+CLEAN_ROUNDS, MAX_ROUNDS, ROUNDS_AFTER_OPEN = 4, 12, 3
+"""So many clean rounds in a row, rounds at all or rounds beside an open incident end an episode."""
 LEAST_SPAN_NS = 200_000_000
 """Shorter times are as chance has it."""
 
@@ -45,6 +47,8 @@ class Episode:
     doubts: dict[FlowKey, Doubt] = field(default_factory=dict)
     rounds: int = 0
     clean_rounds: int = 0
+    rounds_open: int = 0
+    """Rounds that ended while an incident was open."""
     noted: int = 0
     """Reasons for doubt so far."""
 
@@ -66,6 +70,16 @@ class Episode:
     def confirmed(self, lost: int, noted: int) -> None:
         """A round of confirmation is over that lost so many packets; `noted` is what it was when that was planned."""
         self.clean_rounds = 0 if lost or self.noted > noted else self.clean_rounds + 1
+
+    @property
+    def is_told(self) -> bool:
+        """Whether what an open incident explains is no reason for doubt any more."""
+        return self.rounds_open >= ROUNDS_AFTER_OPEN
+
+    @property
+    def is_over(self) -> bool:
+        """Whether more rounds would tell nothing new."""
+        return self.clean_rounds >= CLEAN_ROUNDS or self.rounds >= MAX_ROUNDS or self.is_told or not self.doubts
 
     def onset(self) -> int:
         """Since when there are so many doubts: from then on evidence counts.

@@ -12,8 +12,8 @@ from pingmesh.analyzer import service
 from pingmesh.analyzer.flows import Flow
 from pingmesh.analyzer.host_rules import SECOND
 from pingmesh.analyzer.rounds import Begun, RoundResult
-from pingmesh.analyzer.service import CLEAN_ROUNDS, Analyzer
-from pingmesh.analyzer.suspicion import Episode
+from pingmesh.analyzer.service import Analyzer
+from pingmesh.analyzer.suspicion import CLEAN_ROUNDS, Episode
 from pingmesh.config import Settings
 from pingmesh.messages import LOST, Event
 from topology.generate import leaf_spine
