@@ -49,9 +49,9 @@ WARM_S, LEAD_S, WATCHED_S = 60, 15, 20
 END_S = WARM_S + LEAD_S + WATCHED_S
 STARTS = tuple(range(WARM_S, END_S))
 LONGEST_S = 30
-LOSSES = (5, 7, 9, 11, 14)
+LOSSES = (9, 12, 15, 19)
 """A tilt ends with the second in which so many packets were lost that cross its component."""
-RATES = (0.001, 0.003, 0.01, 0.03)
+RATES = (0.002, 0.004, 0.008, 0.016)
 MONTH_S = 30 * 86_400
 ENOUGH = 10
 """Runs that an estimate has to rest on before its standard error says anything."""
@@ -195,6 +195,7 @@ def told(estimates: Sequence[Estimate], scale: float) -> dict[str, object]:
             "runs": len(e.weights),
             "opened": sum(w > 0 for w in e.weights),
             "largest_weight": max(e.weights, default=0.0),
+            "weight_of_one_a_month": len(e.weights) * WATCHED_S / (e.components * scale * MONTH_S),
             "effective": e.effective,
             "a_month": e.mean * e.components * scale * MONTH_S,
             "error": e.error * e.components * scale * MONTH_S,
@@ -225,9 +226,11 @@ def page(result: dict) -> list[str]:
     if most["effective"] >= ENOUGH:
         lines += [f"At most {result['bound_95']:.2g} (one-sided 95 % bound, by the standard error)."]
     else:
+        largest = max(r["largest_weight"] for r in result["rows"])
+        needed = min(r["weight_of_one_a_month"] for r in result["rows"])
         lines += [
-            f"That rests on {most['effective']:.1f} runs, weighted, and is no bound: most tilts lose more than it "
-            "takes to be named, and weigh nothing."
+            f"That rests on {most['effective']:.1f} runs, weighted: an order of magnitude at best. The largest weight "
+            f"of a run is {largest:.1g}; for one a month, one run would have had to weigh {needed:.1g}."
         ]
     check = result.get("check")
     if check:

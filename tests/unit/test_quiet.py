@@ -54,11 +54,13 @@ def mean(values: np.ndarray) -> tuple[float, float]:
     return float(values.mean()), float(values.std() / len(values) ** 0.5)
 
 
-def test_weighted_runs_are_those_of_a_sound_fabric() -> None:
-    weights, lost = runs(1500, tilted=True).T
+def test_weighted_runs_are_those_of_a_sound_fabric(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "RATES", (0.01, 0.06))
+    monkeypatch.setattr(quiet, "LOSSES", (3, 6))
+    weights, lost = runs(2000, tilted=True).T
     sound, sound_error = mean(runs(500, tilted=False)[:, 1])
     one, error = mean(weights)
-    assert error < 0.02
+    assert error < 0.03
     assert one == pytest.approx(1.0, abs=4 * error)
     weighted, weighted_error = mean(weights * lost)
     assert weighted == pytest.approx(sound, abs=4 * (weighted_error + sound_error))
