@@ -258,7 +258,7 @@ class Watch:
         return Verdict(
             component=s.candidate.component,
             component_type=s.candidate.type,
-            direction=s.candidate.direction,
+            direction=s.direction,
             symptom=symptom_of(s.candidate.type, s.rate, crossed, frozenset({"large"}))[0],
             rate=s.rate,
             rate_low=s.rate_low,

@@ -28,6 +28,10 @@ class Candidate:
         """A key that orders candidates the same way in every run."""
         return self.type, self.component, self.direction or ""
 
+    def is_same_component(self, other: Candidate) -> bool:
+        """Whether they differ in direction at most."""
+        return (self.component, self.type) == (other.component, other.type)
+
     def parts(self) -> tuple[frozenset[str], ...]:
         """The element sets whose loss rates are independent of each other.
 

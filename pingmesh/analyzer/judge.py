@@ -141,7 +141,7 @@ class Judge:
         return Verdict(
             component=c.component,
             component_type=c.type,
-            direction=c.direction,
+            direction=s.direction,
             ends=ends_of(self._topology, c),
             symptom=symptom,
             cls=cls,

@@ -39,9 +39,9 @@ class Suspect:
 
     `sent` packets crossed it and `lost` of them were lost there (expected counts where paths are uncertain or several
     components lose); `rate` is their ratio with a 95 % Wilson interval. `score` is the log likelihood ratio (nats) of
-    this component being at fault against not, given the other suspects. `confidence` is its posterior share against
-    `alternatives`, other rivals and chance. `alternatives` are what the evidence can hardly tell apart from it,
-    `equals` those of them that explain it exactly as well.
+    this component being at fault against not, given the other suspects. `confidence` is its posterior share (where its
+    directions explain it equally well, of both) against `alternatives`, other rivals and chance. `alternatives` are
+    what the evidence can hardly tell apart from it, `equals` those of them that explain it exactly as well.
     """
 
     candidate: Candidate
@@ -54,6 +54,12 @@ class Suspect:
     confidence: float
     alternatives: tuple[Candidate, ...]
     equals: tuple[Candidate, ...] = ()
+
+    @property
+    def direction(self) -> str | None:
+        """The candidate's; None where another way through the same component explains the losses as well."""
+        c = self.candidate
+        return None if any(a.is_same_component(c) for a in self.equals) else c.direction
 
 
 class Localiser(Protocol):
@@ -129,17 +135,20 @@ def _suspect(search: Search, chosen: Sequence[Chosen], i: int) -> Suspect:
     sent = sum(h.crossed(search.given(chosen), s) for s in x.singles)
     lost = min(lost, sent)
     rivals = search.rivals(others, x)
-    mass = sum(math.exp(min(r.worth - x.worth, 50.0)) for r in rivals)
+    masses = [math.exp(min(r.worth - x.worth, 50.0)) for r in rivals]
+    candidate, named = h.components.named(x.singles), [h.components.named(r.singles) for r in rivals]
+    equal = [abs(r.score - x.score) < EQUAL for r in rivals]
+    own = 1 + sum(m for m, e, c in zip(masses, equal, named, strict=True) if e and c.is_same_component(candidate))
     low, high = wilson(lost, sent)
     return Suspect(
-        candidate=h.components.named(x.singles),
+        candidate=candidate,
         rate=lost / sent if sent else 0.0,
         rate_low=low,
         rate_high=high,
         sent=round(sent),
         lost=round(lost),
         score=x.score,
-        confidence=1 / (1 + mass + math.exp(min(-x.worth, 50.0))),
-        alternatives=tuple(h.components.named(r.singles) for r in rivals if r.score >= x.score - MARGIN),
-        equals=tuple(h.components.named(r.singles) for r in rivals if abs(r.score - x.score) < EQUAL),
+        confidence=own / (1 + sum(masses) + math.exp(min(-x.worth, 50.0))),
+        alternatives=tuple(c for c, r in zip(named, rivals, strict=True) if r.score >= x.score - MARGIN),
+        equals=tuple(c for c, e in zip(named, equal, strict=True) if e),
     )

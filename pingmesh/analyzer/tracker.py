@@ -55,8 +55,10 @@ class Track:
     told: int = 0
     """`last_bad` when the verdict was last taken over: without anything bad since, a look only dilutes it."""
     bursts: list[int] = field(default_factory=list)
-    counted: tuple[int, int] | None = None
-    """(sent, lost) when the loss was first thought of as certain."""
+    counted_since: int = 0
+    """From when on the packets count that the last look told of."""
+    counted: tuple[int, int, int] | None = None
+    """(time, sent, lost) when the loss was first thought of as certain."""
 
 
 class Tracker:
@@ -98,7 +100,7 @@ class Tracker:
                 track = self.tracks[v.component] = Track(v, elements[v.component], now, now, now)
             self._refresh(track, v, elements[v.component], now)
             track.looks += new_look
-            if track.phase is Phase.PENDING and self._may_open(track, v.component in unsettled):
+            if track.phase is Phase.PENDING and self._may_open(track, v.component in unsettled, now):
                 track.phase = Phase.OPEN
                 self._absorb(track, now)
                 self._closed.pop(v.component, None)
@@ -120,6 +122,7 @@ class Tracker:
     def _refresh(self, track: Track, v: Verdict, elements: frozenset[str], now: int) -> None:
         old = track.verdict
         track.last_seen = now
+        track.counted_since = v.since_ns
         is_state = v.symptom in STATES
         is_news = is_state or track.last_bad > track.told
         if track.phase is not Phase.OPEN or (is_news and not _is_vaguer(v, old)):
@@ -143,7 +146,7 @@ class Tracker:
                 if other.phase is Phase.OPEN:
                     self._closed[name] = now
 
-    def _may_open(self, track: Track, unsettled: bool) -> bool:
+    def _may_open(self, track: Track, unsettled: bool, now: int) -> bool:
         v = track.verdict
         if unsettled and track.looks < LOOKS_UNSURE:
             return False
@@ -154,7 +157,7 @@ class Tracker:
         vague = v.symptom == "flow_blackhole" or (heavy and _few_tuples(v))
         if (vague or v.confidence < self._open_confidence) and track.looks < LOOKS_UNSURE:
             return False
-        return v.symptom not in COUNTED or heavy or _shows_again(track)
+        return v.symptom not in COUNTED or heavy or _shows_again(track, now)
 
     def bad(self, track: Track, start: int, end: int) -> None:
         """Something was wrong with the component at some time between these two."""
@@ -195,7 +198,7 @@ def _few_tuples(v: Verdict) -> bool:
     return isinstance(tuples, int) and 0 < tuples < FEW_TUPLES
 
 
-def _shows_again(track: Track) -> bool:
+def _shows_again(track: Track, now: int) -> bool:
     """Whether packets went on to be lost after the look that first told of it, and not only in one moment; True where
     nobody counted.
     """
@@ -203,11 +206,17 @@ def _shows_again(track: Track) -> bool:
     sent, lost = evidence.get("sent"), evidence.get("lost")
     if not isinstance(sent, int) or not isinstance(lost, int):
         return True
-    if track.counted is None or sent < track.counted[0]:  # counted anew: a new episode, or a shorter span
-        track.counted = sent, lost
+    if track.counted is None:
+        track.counted = now, sent, lost
         return False
-    before_sent, before_lost = track.counted
-    if lost - before_lost < max(1.0, AGAIN * before_lost / max(before_sent, 1) * (sent - before_sent)):
+    at, before_sent, before_lost = track.counted
+    more_sent, more_lost = sent - before_sent, lost - before_lost
+    if 0 < at <= track.counted_since:  # another window: all of it came later
+        more_sent, more_lost = sent, lost
+    elif more_sent < 0:  # counted anew: a new episode, or a shorter span
+        track.counted = now, sent, lost
+        return False
+    if more_lost < max(1.0, AGAIN * before_lost / max(before_sent, 1) * more_sent):
         return False
     m = evidence.get("moments")
     if not isinstance(m, dict) or not m.get("lost"):

@@ -190,6 +190,7 @@ def lines(answer: dict[str, Any]) -> list[str]:
     if answer["incidents"]:
         out += render.incident_lines(answer["incidents"], end or datetime.now(UTC))
         out += [f"   {i['component']}: {i['evidence'].get('summary', '')}" for i in answer["incidents"]]
+        out += render.alternatives_lines(answer["incidents"])
     out += [f"finding: {f['text']}" for f in answer["findings"]]
     if windows:
         out.append(f"{len(windows)} windows from {windows[0]['start']} to {windows[-1]['end']}")

@@ -223,6 +223,15 @@ def agents(value: object) -> str:
 # ---------------------------------------------------------------- diagnose
 
 
+def alternatives_lines(incidents: Iterable[Json]) -> list[str]:
+    """What the evidence cannot tell apart."""
+    return [
+        f"  The evidence cannot tell {i['component']} from {', '.join(i['alternatives'])}."
+        for i in incidents
+        if i.get("alternatives")
+    ]
+
+
 def diagnosis_lines(diagnosis: Json, hosts: Sequence[str], now: datetime.datetime) -> list[str]:
     """The answer, then the evidence, then what to do."""
     verdict = str(diagnosis["verdict"])
@@ -238,9 +247,7 @@ def diagnosis_lines(diagnosis: Json, hosts: Sequence[str], now: datetime.datetim
     else:
         why = "; ".join(evidence.get("missing") or ()) or "too little was measured"
         lines = [f"{head} about {between}: {why}"]
-    for i in incidents:
-        if i.get("alternatives"):
-            lines.append(f"  The evidence cannot tell {i['component']} from {', '.join(i['alternatives'])}.")
+    lines += alternatives_lines(incidents)
     body: list[str] = []
     for i in incidents:
         told = evidence_lines(i.get("evidence"))

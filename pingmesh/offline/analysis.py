@@ -32,6 +32,8 @@ SLOW_FACTOR = 8
 SLOW_FLOWS = 3
 TIMED_FLOWS = 10
 CLOSE_PACKETS = 30
+SURE = 0.95
+"""Confidence from which on the recording as a whole names what no minute did."""
 LEAST_PACKETS = 100
 """Fewer are not enough for any verdict."""
 LARGE = frozenset({"large"})
@@ -91,6 +93,8 @@ class Analyst:
             self._elements[key] = self._elements.get(key, frozenset()) | c.elements
         self._tracker = Tracker(open_confidence, int(close_after_s * SECOND))
         self._open: dict[str, Incident] = {}
+        self._named: dict[str, list[int]] = {}
+        """Windows that name a component by themselves, until its incident is over."""
         self._numbered = 0
         self._judged_from = 0
 
@@ -112,6 +116,8 @@ class Analyst:
             self._window(evidence, hosts.judge(w, facts.get(w, ())), w, span, out)
             progress(done, len(windows))
         if windows:
+            for incident in list(self._open.values()):
+                self._settle(evidence, incident)
             self._whole(evidence, windows, out)
         self._conclude(evidence, recording, out)
         return out
@@ -130,6 +136,8 @@ class Analyst:
             late = self._delays.window(w)
             taken = frozenset[str]().union(*(self._elements_of(v) for v in (*view.verdicts, *own)))
             own += [v for v in late if taken.isdisjoint(self._elements_of(v))]
+        for v in own:
+            self._named.setdefault(v.component, []).append(w)
         found = {v.component: v for v in [*view.verdicts, *own]}
         for v in self._gathered(evidence, w, span, sum(s.score for s in suspects)):
             found.setdefault(v.component, v)
@@ -145,9 +153,9 @@ class Analyst:
         self._refresh()
         for name in self._tracker.close(lambda t: self._is_clean(evidence, t, w), now):
             self._judged_from = w + 1  # its losses are history: they must not open it again
-            self._close_incident(name, now)
+            self._close_incident(evidence, name, now)
         for name in self._tracker.closed(now):
-            self._close_incident(name, now)
+            self._close_incident(evidence, name, now)
 
     def _suspects(self, evidence: Evidence, sums: Sums) -> list[Suspect]:
         return online(evidence.losses(sums), self.components, noise=self._noise)
@@ -175,7 +183,7 @@ class Analyst:
         return Verdict(
             component=c.component,
             component_type=c.type,
-            direction=c.direction,
+            direction=s.direction,
             symptom=symptom,
             cls=cls,
             rate=round(s.rate, 4),
@@ -211,7 +219,7 @@ class Analyst:
                 Verdict(
                     component=c.component,
                     component_type=c.type,
-                    direction=c.direction,
+                    direction=s.direction,
                     symptom="high_rtt",
                     confidence=round(s.confidence, 3),
                     alternatives=sorted({a.component for a in s.alternatives} - {c.component}),
@@ -273,10 +281,25 @@ class Analyst:
             if incident is not None:
                 _fill(incident, track.verdict)
 
-    def _close_incident(self, component: str, now: int) -> None:
+    def _close_incident(self, evidence: Evidence, component: str, now: int) -> None:
         incident = self._open.pop(component, None)
         if incident is not None:
+            self._settle(evidence, incident)
             incident.state, incident.closed_at = "closed", now
+
+    def _settle(self, evidence: Evidence, incident: Incident) -> None:
+        """Say the rate of the time that it lasted: what was well before and after dilutes what looks across its ends
+        say. The first and the last of the windows that name it may be such, too.
+        """
+        named = self._named.pop(incident.component, [])[1:-1]
+        if not named or incident.rate is None:
+            return
+        sums = evidence.sums(named[0], named[-1])
+        for s in self._suspects(evidence, sums):
+            v = self._loss_verdict(evidence, sums, s, incident.opened_at)
+            if (v.component, v.component_type) == (incident.component, incident.component_type):
+                incident.rate, incident.rate_low, incident.rate_high = v.rate, v.rate_low, v.rate_high
+                incident.evidence = v.evidence
 
     # ------------------------------------------------------------ the whole
 
@@ -286,8 +309,11 @@ class Analyst:
         named = frozenset[str]().union(
             *(self._elements.get((i.component, i.component_type), frozenset()) for i in out.incidents)
         )
-        for v in self._verdicts(evidence, sums, self._suspects(evidence, sums), windows[0] * self._window_ns):
-            if v.confidence >= 0.95 and not (self._elements_of(v) & named) and v.symptom != "high_rtt":
+        for s in self._suspects(evidence, sums):
+            v = self._loss_verdict(evidence, sums, s, windows[0] * self._window_ns)
+            # Equals share the confidence: together they have it.
+            sure = s.confidence * (1 + len(s.equals)) >= SURE
+            if s.lost >= MIN_LOST and sure and not (self._elements_of(v) & named):
                 self._open_incident(v, v.since_ns, out)
         out.packets, out.lost = int(sums.sent.sum()), int(sums.lost.sum())
         out.coverage = self._coverage(evidence, sums)
@@ -315,6 +341,14 @@ class Analyst:
             out.why = f"only {out.packets} packets of {counted.rows} rows are evidence"
         elif 2 * counted.no_path > len(evidence.keys):
             out.verdict, out.why = "insufficient_data", "no path of the topology joins most of the pairs"
+        elif 2 * (strangers := counted.rows - counted.evidence - counted.set_aside.total()) > counted.rows:
+            out.verdict = "insufficient_data"
+            out.why = (
+                f"{strangers} of {counted.rows} rows are not between two RNICs of the topology: is it this fabric's?"
+            )
+        elif 2 * counted.strange_paths > counted.rows:
+            out.verdict = "insufficient_data"
+            out.why = f"{counted.strange_paths} of {counted.rows} paths are not in the topology: is it this fabric's?"
 
 
 def _fill(incident: Incident, v: Verdict) -> None:

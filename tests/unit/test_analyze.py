@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pingmesh.analyzer.candidates import candidates_of
@@ -117,6 +119,68 @@ def test_a_faint_fault_shows_over_the_whole(tmp_path: Path, capsys: pytest.Captu
     )
     answer = analyze(capsys, "--records", str(out), code=1)
     assert [i["direction"] for i in answer["incidents"]] == ["leaf1->spine2"]
+
+
+def without(out: Path, column: str) -> Path:
+    """The same records with a column of nulls."""
+    for file in out.glob("flows-*.parquet"):
+        table = pq.read_table(file)
+        at = table.schema.get_field_index(column)
+        field = table.schema.field(at)
+        pq.write_table(table.set_column(at, field, pa.nulls(len(table), field.type)), file)
+    return out
+
+
+def test_what_cannot_be_told_apart_is_named_with_its_alternatives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fault = "faults: [{kind: loss, component: leaf1--spine1, direction: leaf1->spine1, rate: 0.2, start_s: 10}]"
+    out = without(simulate(tmp_path, fault, 8), "path")
+    (incident,) = analyze(capsys, "--records", str(out), code=1)["incidents"]
+    named = {incident["component"], *incident["alternatives"]}
+    assert named == {"leaf1--spine1", "leaf1--spine2", "leaf1--spine3"}
+    assert incident["confidence"] < 0.5
+    assert incident["opened_at"] < "2026-01-01T00:00:35"
+    assert main.main(["analyze", "--generate", SHAPE, "--records", str(out)]) == 1
+    told = f"cannot tell {incident['component']} from {', '.join(incident['alternatives'])}"
+    assert told in capsys.readouterr().out
+
+
+def test_a_faint_fault_without_paths_shows_over_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = without(simulate(tmp_path, "faults: [{kind: loss, component: spine2, rate: 0.01}]", 24), "path")
+    (incident,) = analyze(capsys, "--records", str(out), code=1)["incidents"]
+    assert {incident["component"], *incident["alternatives"]} == {"spine1", "spine2", "spine3"}
+
+
+@pytest.mark.parametrize(("rate", "start", "end"), [(0.1, 60, 200), (0.5, 33, 92), (0.2, 10, 1000)])
+def test_the_rate_is_that_of_the_time_it_lasted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], rate: float, start: int, end: int
+) -> None:
+    where = "component: leaf1--spine2, direction: leaf1->spine2"
+    fault = f"faults: [{{kind: loss, {where}, rate: {rate}, start_s: {start}, end_s: {end}}}]"
+    out = simulate(tmp_path, fault, min(end, 240) // 5 + 12)
+    (incident,) = analyze(capsys, "--records", str(out), code=1)["incidents"]
+    assert incident["rate_low"] <= rate <= incident["rate_high"]
+    assert incident["rate"] == pytest.approx(rate, rel=0.25)
+
+
+def test_round_trips_do_not_tell_which_side_of_an_rnic_is_slow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = simulate(tmp_path, "faults: [{kind: pcie_slow, component: h2/rnic0, start_s: 10}]", 12)
+    (incident,) = analyze(capsys, "--records", str(out), code=1)["incidents"]
+    assert (incident["component"], incident["direction"]) == ("h2/rnic0", None)
+    assert incident["confidence"] > 0.9
+
+
+def test_records_of_another_fabric_are_no_evidence_of_a_sound_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = simulate(tmp_path, "")
+    capsys.readouterr()
+    for shape, why in [("leaf-spine --leaves 2 --spines 2 --hosts-per-leaf 2", "rows"), ("clos3 --pods 2", "paths")]:
+        assert main.main(["analyze", "--generate", shape, "--records", str(out), "--json"]) == 3
+        assert f"{why} are not" in json.loads(capsys.readouterr().out)["why"]
 
 
 def test_a_healthy_recording_with_stalls_and_restarts_is_innocent(

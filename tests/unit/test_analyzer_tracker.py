@@ -110,6 +110,14 @@ def test_losses_of_a_new_episode_are_counted_anew(tracker: Tracker) -> None:
     assert tracker.update([counted(400, 20)], LINK, set(), 2 * S, True)
 
 
+@pytest.mark.parametrize(("lost", "opens"), [(11, True), (2, False)])
+def test_losses_of_another_window_are_all_new(tracker: Tracker, lost: int, opens: bool) -> None:
+    first, second = counted(200, 12), counted(190, lost)
+    second.since_ns = 5 * S
+    assert not tracker.update([first], LINK, set(), 5 * S, True)
+    assert bool(tracker.update([second], LINK, set(), 6 * S, True)) == opens
+
+
 def test_most_packets_lost_need_no_second_look(tracker: Tracker) -> None:
     assert names(tracker.update([counted(200, 120)], LINK, set(), 0, True)) == ["leaf1--spine1"]
 
