@@ -14,7 +14,7 @@ import numpy as np
 from pingmesh.analyzer.table import Ints
 from pingmesh.records.errors import RecordsError
 from pingmesh.records.files import tables
-from pingmesh.records.model import ROUND_TRIP, UNKNOWN, VALID, Coded, PathColumn, Records
+from pingmesh.records.model import MOST_COUNT, MOST_NS, ROUND_TRIP, UNKNOWN, VALID, Coded, PathColumn, Records
 from topology.problems import did_you_mean
 
 REQUIRED = ("src", "dst", "time")
@@ -22,7 +22,8 @@ OPTIONAL = ("latency", "lost", "sent", "sport", "class")
 TIME_UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 BATCH = 1 << 18
 """Rows read at a time."""
-LATEST_NS = 1 << 62
+LONGEST_NS = 3_600_000_000_000
+"""A latency beyond an hour is none: its unit is wrong."""
 _YES = frozenset({"1", "true", "t", "yes", "y", "lost", "timeout"})
 _NO = frozenset({"0", "false", "f", "no", "n", "ok", ""})
 
@@ -157,7 +158,7 @@ class _Converter:
         if text.lower() in ("", "nan", "none", "null", "inf"):
             return -1
         number = float(text) * TIME_UNITS[self.map.latency_unit]
-        if not 0 <= number < 1e15:
+        if not 0 <= number <= LONGEST_NS:
             raise ValueError("out of range")
         return int(number)
 
@@ -166,9 +167,9 @@ _REMEDIES = {
     "src": "name the prober's address or RNIC in every row",
     "dst": "name the target's address or RNIC in every row",
     "time": "write an RFC 3339 time or a number, with its unit as in --columns time=COLUMN:ms",
-    "latency": "write a number that is not negative, or nothing where the probe was lost",
-    "lost": "write 0 or 1, true or false, or a count",
-    "sent": "write a count",
+    "latency": "write a number from 0 to an hour in its unit (latency=COLUMN:ms), or nothing where the probe was lost",
+    "lost": f"write 0 or 1, true or false, or a count up to {MOST_COUNT}",
+    "sent": f"write a count up to {MOST_COUNT}",
     "sport": "write a port from 0 to 65535, or nothing",
 }
 
@@ -180,14 +181,14 @@ def _of_datetime(t: datetime.datetime) -> int:
 
 
 def _checked_time(ns: int) -> int:
-    if not 0 <= ns < LATEST_NS:
+    if not 0 <= ns <= MOST_NS:
         raise ValueError("out of range")
     return ns
 
 
 def _count(value: object) -> int:
     number = int(str(value))
-    if not 0 <= number < 1 << 53:
+    if not 0 <= number <= MOST_COUNT:
         raise ValueError("out of range")
     return number
 

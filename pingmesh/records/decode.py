@@ -9,8 +9,21 @@ import numpy as np
 
 from pingmesh.analyzer.table import Ints
 from pingmesh.records.errors import RecordsError
-from pingmesh.records.model import HOST_STATES, ROLES, UNKNOWN, Coded, HostFact, PathColumn, Records
+from pingmesh.records.model import (
+    HOST_STATES,
+    MOST_COUNT,
+    MOST_NS,
+    MOST_RTT_SUM_NS,
+    ROLES,
+    UNKNOWN,
+    Coded,
+    HostFact,
+    PathColumn,
+    Records,
+)
 from pingmesh.records.schema import FIELD, FLOW_COLUMNS, HOST_COLUMNS, Column, pyarrow
+
+_MOST = {"rtt_sum_ns": MOST_RTT_SUM_NS}
 
 
 class _Reader:
@@ -62,9 +75,14 @@ class _Reader:
                 c.name, f"holds {array.type} values that are no whole numbers", "write 64-bit integers"
             ) from None
         values: Ints = np.asarray(filled, np.int64)
-        bad = np.flatnonzero((values < 0) & np.asarray(array.is_valid()))
+        most = _MOST.get(c.name, MOST_NS if c.kind.startswith("ns") else MOST_COUNT)
+        bad = np.flatnonzero(((values < 0) | (values > most)) & np.asarray(array.is_valid()))
         if len(bad):
-            raise self.error(c.name, f"is {values[bad[0]]}", "counts and times are never negative", int(bad[0]))
+            at = int(bad[0])
+            remedy = (
+                "counts and times are never negative" if values[at] < 0 else f"the most that a row may hold is {most}"
+            )
+            raise self.error(c.name, f"is {values[at]}", remedy, at)
         return values
 
     def flags(self, c: Column) -> Any:

@@ -118,6 +118,14 @@ def test_bad_rows_are_told_with_their_place(tmp_path: Path, row: str, message: s
         read(tmp_path, f"{HEAD}x,y,1,1,0,,\n{row}\n")
 
 
+def test_counts_and_latencies_are_bounded(tmp_path: Path) -> None:
+    columns = "src=a,dst=b,time=t,lost=l,sent=n"
+    with pytest.raises(RecordsError, match="row 2, column 'n': is '4503599627370496'; write a count up to 4294967296"):
+        read(tmp_path, f"a,b,t,l,n\nx,y,1,1,{2**32}\nx,y,1,1,{2**52}\n", columns)
+    with pytest.raises(RecordsError, match="row 1, column 'rtt': is '3600001'; write a number from 0 to an hour"):
+        read(tmp_path, "a,b,t,rtt\nx,y,1,3600001\n", "src=a,dst=b,time=t,latency=rtt:ms")
+
+
 @pytest.mark.parametrize("time", ["1E300", "1e308", "9" * 400, "-1E300"])
 def test_a_first_time_beyond_all_time_is_refused(tmp_path: Path, time: str) -> None:
     with pytest.raises(RecordsError, match="row 1, column 't'"):
