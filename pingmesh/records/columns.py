@@ -25,7 +25,9 @@ BATCH = 1 << 18
 LONGEST_NS = 3_600_000_000_000
 """A latency beyond an hour is none: its unit is wrong."""
 _YES = frozenset({"1", "true", "t", "yes", "y", "lost", "timeout"})
-_NO = frozenset({"0", "false", "f", "no", "n", "ok", ""})
+_NO = frozenset({"0", "false", "f", "no", "n", "ok"})
+_EMPTY = frozenset({"", "nan", "none", "null"})
+"""What other systems write for no value."""
 
 
 class ColumnMapError(ValueError):
@@ -104,10 +106,11 @@ class _Converter:
         if "latency" in columns:
             latency = self._each("latency", columns["latency"], first_row, self._latency)
         sent = self._each("sent", columns["sent"], first_row, _count) if "sent" in columns else np.ones(n, np.int64)
+        # Where nothing is said of the loss, the latency tells: an answer has one.
+        lost = np.where(latency < 0, sent, 0) if "latency" in columns else np.zeros(n, np.int64)
         if "lost" in columns:
-            lost = self._each("lost", columns["lost"], first_row, _lost)
-        else:
-            lost = np.where(latency < 0, sent, 0)
+            told = self._each("lost", columns["lost"], first_row, _lost)
+            lost = np.where(told == UNKNOWN, lost, told)
         wrong = np.flatnonzero(lost > sent)
         if len(wrong):
             at = int(wrong[0])
@@ -154,8 +157,8 @@ class _Converter:
         return _checked_time(int(text) * scale if text.isdecimal() else int(number * scale))
 
     def _latency(self, value: object) -> int:
-        text = "" if value is None else str(value).strip()
-        if text.lower() in ("", "nan", "none", "null", "inf"):
+        text = _text(value)
+        if text.lower() in ("", "inf"):
             return -1
         number = float(text) * TIME_UNITS[self.map.latency_unit]
         if not 0 <= number <= LONGEST_NS:
@@ -186,6 +189,12 @@ def _checked_time(ns: int) -> int:
     return ns
 
 
+def _text(value: object) -> str:
+    """Without space around it; empty where there is no value."""
+    text = "" if value is None else str(value).strip()
+    return "" if text.lower() in _EMPTY else text
+
+
 def _count(value: object) -> int:
     number = int(str(value))
     if not 0 <= number <= MOST_COUNT:
@@ -194,14 +203,16 @@ def _count(value: object) -> int:
 
 
 def _lost(value: object) -> int:
-    text = "" if value is None else str(value).strip().lower()
+    text = _text(value).lower()
+    if not text:
+        return UNKNOWN
     if text in _YES:
         return 1
     return 0 if text in _NO else _count(text)
 
 
 def _port(value: object) -> int:
-    text = "" if value is None else str(value).strip()
+    text = _text(value)
     if not text:
         return UNKNOWN
     number = int(text)

@@ -68,6 +68,19 @@ def test_without_lost_a_missing_latency_is_a_loss(tmp_path: Path) -> None:
     ]
 
 
+def test_an_empty_lost_leaves_it_to_the_latency(tmp_path: Path) -> None:
+    columns = "src=a,dst=b,time=t,latency=rtt,lost=l"
+    for empty in ("", "nan", "None", " null "):
+        r = read(tmp_path, f"a,b,t,rtt,l\nx,y,1,,{empty}\nx,y,1,7,{empty}\nx,y,1,,0\n", columns)
+        assert (r.sent.tolist(), r.lost.tolist(), r.rtts.tolist()) == ([3], [1], [1])
+    r = read(tmp_path, "a,b,t,l\nx,y,1,\n", "src=a,dst=b,time=t,lost=l")
+    assert (r.sent.tolist(), r.lost.tolist()) == ([1], [0])
+    table = pa.table({"a": ["x"] * 2, "b": ["y"] * 2, "t": [1, 1], "rtt": [None, 2.0], "l": pa.nulls(2, pa.bool_())})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    (r,) = read_mapped(tmp_path / "a.parquet", parse_map(columns), 5 * SECOND)
+    assert (r.sent.tolist(), r.lost.tolist()) == ([2], [1])
+
+
 @pytest.mark.parametrize("word", ["1", "true", "Yes", "lost", "TIMEOUT"])
 def test_words_for_lost(tmp_path: Path, word: str) -> None:
     r = read(tmp_path, f"a,b,t,l\nx,y,1,{word}\nx,y,2,ok\nx,y,3,0\n", "src=a,dst=b,time=t,lost=l")
