@@ -22,6 +22,11 @@ OPTIONAL = ("latency", "lost", "sent", "sport", "class")
 TIME_UNITS = {"ns": 1, "us": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
 BATCH = 1 << 18
 """Rows read at a time."""
+_YEAR_NS = 31_556_952_000_000_000
+LONGEST_SPAN_NS = 5 * _YEAR_NS
+"""Times of one file that are further apart are of different units."""
+_CENTURY_NS = range(30 * _YEAR_NS, 130 * _YEAR_NS)
+"""2000 to 2100."""
 LONGEST_NS = 3_600_000_000_000
 """A latency beyond an hour is none: its unit is wrong."""
 _YES = frozenset({"1", "true", "t", "yes", "y", "lost", "timeout"})
@@ -90,6 +95,8 @@ class _Converter:
     map: ColumnMap
     window_ns: int
     time_unit: str | None = field(init=False)
+    earliest: int = field(default=MOST_NS, init=False)
+    latest: int = field(default=-1, init=False)
 
     def __post_init__(self) -> None:
         self.time_unit = self.map.time_unit
@@ -100,6 +107,7 @@ class _Converter:
     def records(self, columns: Mapping[str, Sequence[object]], first_row: int) -> Records:
         """Round trips, summed up by pair, port, class and window."""
         times = self._each("time", columns["time"], first_row, self._time)
+        self._check_units(times, columns["time"], first_row)
         n = len(times)
         src, dst = (Coded.of(self._names(key, columns[key], first_row)) for key in ("src", "dst"))
         latency = np.full(n, -1, np.int64)
@@ -132,6 +140,24 @@ class _Converter:
             except (ValueError, OverflowError, TypeError) as error:
                 raise self.error(key, first_row + i, value, _REMEDIES[key].format(why=error)) from None
         return out
+
+    def _check_units(self, times: Ints, values: Sequence[object], first_row: int) -> None:
+        """A time far from those before it is in another unit, and its windows would be of another year."""
+        if self.latest < 0 and (unit := self.map.time_unit) is not None and int(times[0]) < _CENTURY_NS[0]:
+            number = int(times[0]) // TIME_UNITS[unit]
+            better = next((u for u, scale in TIME_UNITS.items() if number * scale in _CENTURY_NS), None)
+            if better is not None:
+                remedy = f"its size is that of {better} since 1970: write time={self.map.columns['time']}:{better}"
+                raise self.error("time", first_row, values[0], remedy)
+        earliest = np.minimum(np.minimum.accumulate(times), self.earliest)
+        latest = np.maximum(np.maximum.accumulate(times), self.latest)
+        far = np.flatnonzero(latest - earliest > LONGEST_SPAN_NS)
+        if len(far):
+            at = int(far[0])
+            year = 1970 + int(times[at]) // _YEAR_NS
+            remedy = f"that is in {year}, years from the rows before it: write all times in one unit"
+            raise self.error("time", first_row + at, values[at], remedy)
+        self.earliest, self.latest = int(earliest[-1]), int(latest[-1])
 
     def _names(self, key: str, values: Sequence[object], first_row: int) -> Iterator[str]:
         for i, value in enumerate(values):

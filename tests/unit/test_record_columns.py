@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from pingmesh.records import columns
 from pingmesh.records.columns import ColumnMapError, parse_map, read_mapped
 from pingmesh.records.errors import RecordsError
 from pingmesh.records.model import UNKNOWN, Records, concat
@@ -21,10 +22,10 @@ MAP = "src=a,dst=b,time=t,latency=rtt,lost=l,sport=p,class=c"
 HEAD = "a,b,t,rtt,l,p,c\n"
 
 
-def read(tmp_path: Path, text: str, columns: str = MAP) -> Records:
+def read(tmp_path: Path, text: str, mapped: str = MAP) -> Records:
     file = tmp_path / "pings.csv"
     file.write_text(text)
-    return concat(list(read_mapped(file, parse_map(columns), 5 * SECOND)))
+    return concat(list(read_mapped(file, parse_map(mapped), 5 * SECOND)))
 
 
 def test_pings_of_one_tuple_and_window_are_summed(tmp_path: Path) -> None:
@@ -69,15 +70,15 @@ def test_without_lost_a_missing_latency_is_a_loss(tmp_path: Path) -> None:
 
 
 def test_an_empty_lost_leaves_it_to_the_latency(tmp_path: Path) -> None:
-    columns = "src=a,dst=b,time=t,latency=rtt,lost=l"
+    mapped = "src=a,dst=b,time=t,latency=rtt,lost=l"
     for empty in ("", "nan", "None", " null "):
-        r = read(tmp_path, f"a,b,t,rtt,l\nx,y,1,,{empty}\nx,y,1,7,{empty}\nx,y,1,,0\n", columns)
+        r = read(tmp_path, f"a,b,t,rtt,l\nx,y,1,,{empty}\nx,y,1,7,{empty}\nx,y,1,,0\n", mapped)
         assert (r.sent.tolist(), r.lost.tolist(), r.rtts.tolist()) == ([3], [1], [1])
     r = read(tmp_path, "a,b,t,l\nx,y,1,\n", "src=a,dst=b,time=t,lost=l")
     assert (r.sent.tolist(), r.lost.tolist()) == ([1], [0])
     table = pa.table({"a": ["x"] * 2, "b": ["y"] * 2, "t": [1, 1], "rtt": [None, 2.0], "l": pa.nulls(2, pa.bool_())})
     parquet.write_table(table, tmp_path / "a.parquet")
-    (r,) = read_mapped(tmp_path / "a.parquet", parse_map(columns), 5 * SECOND)
+    (r,) = read_mapped(tmp_path / "a.parquet", parse_map(mapped), 5 * SECOND)
     assert (r.sent.tolist(), r.lost.tolist()) == ([2], [1])
 
 
@@ -132,11 +133,38 @@ def test_bad_rows_are_told_with_their_place(tmp_path: Path, row: str, message: s
 
 
 def test_counts_and_latencies_are_bounded(tmp_path: Path) -> None:
-    columns = "src=a,dst=b,time=t,lost=l,sent=n"
+    mapped = "src=a,dst=b,time=t,lost=l,sent=n"
     with pytest.raises(RecordsError, match="row 2, column 'n': is '4503599627370496'; write a count up to 4294967296"):
-        read(tmp_path, f"a,b,t,l,n\nx,y,1,1,{2**32}\nx,y,1,1,{2**52}\n", columns)
+        read(tmp_path, f"a,b,t,l,n\nx,y,1,1,{2**32}\nx,y,1,1,{2**52}\n", mapped)
     with pytest.raises(RecordsError, match="row 1, column 'rtt': is '3600001'; write a number from 0 to an hour"):
         read(tmp_path, "a,b,t,rtt\nx,y,1,3600001\n", "src=a,dst=b,time=t,latency=rtt:ms")
+
+
+@pytest.mark.parametrize(
+    ("times", "unit", "message"),
+    [
+        (("1700000000000", "1700000001"), "", "row 2, column 't': is '1700000001'; that is in 1970, years from"),
+        (("5", "1700000000"), "", "row 2, column 't': is '1700000000'; that is in 2023, years from"),
+        (("2023-11-14T22:13:20Z", "1800-01-01"), "", "row 2, column 't'"),
+        (("1700000000000",), ":us", "row 1, column 't': is '1700000000000'; its size is that of ms since 1970: write "),
+        (("1700000000",), ":ms", "write time=t:s"),
+    ],
+)
+def test_times_of_another_unit_are_refused(tmp_path: Path, times: tuple[str, ...], unit: str, message: str) -> None:
+    rows = "".join(f"x,y,{t},1\n" for t in times)
+    with pytest.raises(RecordsError, match=message):
+        read(tmp_path, f"a,b,t,rtt\n{rows}", f"src=a,dst=b,time=t{unit},latency=rtt")
+
+
+def test_times_of_another_unit_are_refused_in_later_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "BATCH", 1)
+    with pytest.raises(RecordsError, match="row 2, column 't': is '1700000001'; that is in 1970"):
+        read(tmp_path, "a,b,t,rtt\nx,y,1700000000000,1\nx,y,1700000001,1\n", "src=a,dst=b,time=t,latency=rtt")
+
+
+def test_times_since_a_start_are_taken(tmp_path: Path) -> None:
+    r = read(tmp_path, "a,b,t,rtt\nx,y,0,1\nx,y,86400,1\n", "src=a,dst=b,time=t:s,latency=rtt")
+    assert r.start_ns.tolist() == [0, 86_400 * SECOND]
 
 
 @pytest.mark.parametrize("time", ["1E300", "1e308", "9" * 400, "-1E300"])
