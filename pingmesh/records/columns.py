@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from pingmesh.analyzer.table import Ints
 from pingmesh.records.errors import RecordsError
 from pingmesh.records.files import tables
 from pingmesh.records.model import MOST_COUNT, MOST_NS, ROUND_TRIP, UNKNOWN, VALID, Coded, PathColumn, Records
+from pingmesh.records.schema import pyarrow
 from topology.problems import did_you_mean
 
 REQUIRED = ("src", "dst", "time")
@@ -85,6 +87,10 @@ def parse_map(text: str) -> ColumnMap:
     if "latency" not in columns and "lost" not in columns:
         raise ColumnMapError("neither 'latency' nor 'lost' is given")
     return ColumnMap(columns, units.get("time"), units.get("latency", "us"))
+
+
+class _Nanoseconds(int):
+    """A time whose unit the file told."""
 
 
 @dataclass(slots=True)
@@ -167,6 +173,8 @@ class _Converter:
             yield name
 
     def _time(self, value: object) -> int:
+        if isinstance(value, _Nanoseconds):
+            return _checked_time(value)
         if isinstance(value, datetime.datetime):
             return _checked_time(_of_datetime(value))
         text = str(value).strip()
@@ -324,7 +332,21 @@ def _arrow_batches(path: Path, columns: ColumnMap) -> Iterator[dict[str, Sequenc
         for column in columns.columns.values():
             if table.schema.names.count(column) != 1:
                 raise _missing(path, column, table.schema.names)
-        yield {key: table.column(column).to_pylist() for key, column in columns.columns.items()}
+        yield {key: _values(path, column, table.column(column)) for key, column in columns.columns.items()}
+
+
+def _values(path: Path, name: str, column: Any) -> Sequence[object]:
+    """Timestamps as nanoseconds: Python's own have no more than microseconds and 9999 years, and want to know zones."""
+    pa = pyarrow(str(path))
+    try:
+        if pa.types.is_timestamp(column.type):
+            scale = TIME_UNITS[column.type.unit]
+            return [None if v is None else _Nanoseconds(v * scale) for v in column.cast(pa.int64()).to_pylist()]
+        values: list[object] = column.to_pylist()
+    except (ValueError, OverflowError) as error:  # ArrowInvalid and UnicodeDecodeError are among them
+        what = f"holds {column.type} values that cannot be read ({str(error).partition(chr(10))[0]})"
+        raise RecordsError(str(path), what, "write numbers or text", column=name) from None
+    return values
 
 
 def _csv_batches(path: Path, columns: ColumnMap) -> Iterator[dict[str, Sequence[object]]]:

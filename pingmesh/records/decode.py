@@ -65,14 +65,14 @@ class _Reader:
         if array is None:
             return np.full(self.rows, default, np.int64)
         pa = self.pa
-        if pa.types.is_timestamp(array.type):
-            array = array.cast(pa.timestamp("ns"), safe=False)
         try:
+            if pa.types.is_timestamp(array.type):
+                array = array.cast(pa.timestamp("ns"))
             # Null type arises from columns without any value.
             filled = array.cast(pa.int64()).fill_null(UNKNOWN)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise self.error(
-                c.name, f"holds {array.type} values that are no whole numbers", "write 64-bit integers"
+                c.name, f"holds {array.type} values that are no whole numbers of 64 bits", "write 64-bit integers"
             ) from None
         values: Ints = np.asarray(filled, np.int64)
         most = _MOST.get(c.name, MOST_NS if c.kind.startswith("ns") else MOST_COUNT)

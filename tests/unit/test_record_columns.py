@@ -205,6 +205,34 @@ def test_parquet_of_another_system(tmp_path: Path) -> None:
     assert (r.start_ns.tolist(), r.sent.tolist(), r.lost.tolist()) == ([1_700_000_000 * SECOND], [2], [1])
 
 
+NS = 1_700_000_000_000_000_001
+
+
+@pytest.mark.parametrize("kind", [pa.timestamp("ns"), pa.timestamp("ns", "UTC"), pa.timestamp("ns", "No/Where")])
+def test_timestamps_of_every_precision_and_zone(tmp_path: Path, kind: pa.DataType) -> None:
+    table = pa.table({"a": ["x"], "b": ["y"], "t": pa.array([NS]).cast(kind), "l": [0]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    (r,) = read_mapped(tmp_path / "a.parquet", parse_map("src=a,dst=b,time=t,lost=l"), 1)
+    assert r.start_ns.tolist() == [NS]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("t", pa.array([2**60], pa.timestamp("s")), "row 1, column 't': is 1152921504606846976"),
+        ("t", pa.array([None], pa.timestamp("s")), "row 1, column 't': is None"),
+        ("rtt", pa.array([NS], pa.duration("ns")), r"column 'rtt': holds duration\[ns\] values that cannot be read"),
+        ("rtt", pa.array([NS], pa.timestamp("ns")), "row 1, column 'rtt'"),
+    ],
+)
+def test_bad_arrow_values(tmp_path: Path, name: str, values: pa.Array, message: str) -> None:
+    cells = {"a": ["x"], "b": ["y"], "t": [1], "rtt": [1.0], name: values}
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_file(sink, pa.table(cells).schema) as out:
+        out.write_table(pa.table(cells))
+    with pytest.raises(RecordsError, match=message):
+        list(read_mapped(tmp_path / "a.arrow", parse_map("src=a,dst=b,time=t,latency=rtt"), SECOND))
+
+
 CELLS = st.one_of(
     st.text(max_size=6), st.integers().map(str), st.floats().map(str), st.sampled_from(["", "10.0.0.1", "1e400"])
 )

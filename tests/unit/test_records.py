@@ -139,6 +139,15 @@ def test_bad_values_are_told_with_row_and_column(name: str, values: list[Any], m
         flows_from_arrow(replaced(name, values), "f", 7)
 
 
+def test_timestamps_beyond_64_bits_are_refused() -> None:
+    table = replaced("start_ns", [2**40, 2**40], pa.timestamp("s"))
+    with pytest.raises(
+        RecordsError, match=r"column 'start_ns': holds timestamp\[s\] values that are no whole numbers of"
+    ):
+        flows_from_arrow(table, "f")
+    assert flows_from_arrow(replaced("end_ns", [2, 2], pa.timestamp("s")), "f").end_ns.tolist() == [2 * 10**9] * 2
+
+
 def test_columns_that_may_be_left_out() -> None:
     table = flows_to_arrow(small(), {})
     least = table.select([c.name for c in FLOW_COLUMNS if c.default is None])
