@@ -177,6 +177,20 @@ def test_no_file_and_no_parquet(tmp_path: Path) -> None:
         next(files.read(tmp_path / "a.parquet"))
 
 
+def test_a_flipped_bit_in_a_page_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    files.write(path, small(), {})
+    column = parquet.ParquetFile(path).metadata.row_group(0).column(9)
+    assert column.path_in_schema == "sent"
+    raw = bytearray(path.read_bytes())
+    raw[column.dictionary_page_offset + column.total_compressed_size - 1] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(
+        RecordsError, match=r"a.parquet: cannot be read as parquet .*CRC.*; check that the file is whole"
+    ):
+        list(files.read(path))
+
+
 @given(data=st.data(), name=st.sampled_from(["a.parquet", "a.arrow"]))
 @settings(max_examples=60, deadline=None)
 def test_damaged_files_are_refused_or_read(
