@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from pingmesh.analyzer.table import Ints
-from pingmesh.records.errors import RecordsError
+from pingmesh.records.errors import RecordsError, shown
 from pingmesh.records.files import tables
 from pingmesh.records.model import MOST_COUNT, MOST_NS, ROUND_TRIP, UNKNOWN, VALID, Coded, PathColumn, Records
 from pingmesh.records.schema import pyarrow
@@ -108,7 +108,7 @@ class _Converter:
         self.time_unit = self.map.time_unit
 
     def error(self, key: str, row: int, value: object, remedy: str) -> RecordsError:
-        return RecordsError(self.source, f"is {value!r}", remedy, row=row, column=self.map.columns[key])
+        return RecordsError(self.source, f"is {shown(value)}", remedy, row=row, column=self.map.columns[key])
 
     def records(self, columns: Mapping[str, Sequence[object]], first_row: int) -> Records:
         """Round trips, summed up by pair, port, class and window."""
@@ -135,7 +135,7 @@ class _Converter:
             sport = self._each("sport", columns["sport"], first_row, _port)
         cls = Coded.repeat("default", n)
         if "class" in columns:
-            cls = Coded.of([str(v).strip() or "default" for v in columns["class"]])
+            cls = Coded.of([_text(v) or "default" for v in columns["class"]])
         return _summed(times // self.window_ns, self.window_ns, src, dst, sport, cls, sent, lost, latency)
 
     def _each(self, key: str, values: Sequence[object], first_row: int, convert: Callable[[object], int]) -> Ints:
@@ -229,8 +229,19 @@ def _text(value: object) -> str:
     return "" if text.lower() in _EMPTY else text
 
 
+def _whole(text: str) -> int:
+    """Also `1.0`: a column of which some values are missing is often written as floats."""
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise ValueError("no whole number") from None
+        return int(number)
+
+
 def _count(value: object) -> int:
-    number = int(str(value))
+    number = _whole(str(value))
     if not 0 <= number <= MOST_COUNT:
         raise ValueError("out of range")
     return number
@@ -249,7 +260,7 @@ def _port(value: object) -> int:
     text = _text(value)
     if not text:
         return UNKNOWN
-    number = int(text)
+    number = _whole(text)
     if not 0 <= number <= 0xFFFF:
         raise ValueError("out of range")
     return number
@@ -322,16 +333,25 @@ def read_mapped(path: Path, columns: ColumnMap, window_ns: int) -> Iterator[Reco
         row += n
 
 
-def _missing(path: Path, column: str, there: Sequence[str]) -> RecordsError:
-    hint = did_you_mean(column, there) or f"; the file has {', '.join(map(repr, there[:20]))}"
+def _missing(path: Path, key: str, column: str, there: Sequence[str]) -> RecordsError:
+    if not any(there):
+        return RecordsError(str(path), "has no header", "write the names of its columns into the first line")
+    if column in there:
+        return RecordsError(str(path), "is there more than once", "keep one of the columns", column=column)
+    name, _, unit = column.rpartition(":")
+    if key in ("time", "latency") and name in there:
+        return RecordsError(
+            str(path), f"has no unit {shown(unit)}", f"write one of {', '.join(TIME_UNITS)}", column=name
+        )
+    hint = did_you_mean(column, there) or f"; the file has {', '.join(map(shown, there[:20]))}"
     return RecordsError(str(path), f"is not in the file{hint}".rstrip("?"), "correct --columns", column=column)
 
 
 def _arrow_batches(path: Path, columns: ColumnMap) -> Iterator[dict[str, Sequence[object]]]:
     for table in tables(path):
-        for column in columns.columns.values():
+        for key, column in columns.columns.items():
             if table.schema.names.count(column) != 1:
-                raise _missing(path, column, table.schema.names)
+                raise _missing(path, key, column, table.schema.names)
         yield {key: _values(path, column, table.column(column)) for key, column in columns.columns.items()}
 
 
@@ -370,7 +390,7 @@ def _csv_rows(path: Path, columns: ColumnMap, rows: Iterator[list[str]]) -> Iter
     at = {}
     for key, column in columns.columns.items():
         if head.count(column) != 1:
-            raise _missing(path, column, head)
+            raise _missing(path, key, column, head)
         at[key] = head.index(column)
     batch: dict[str, list[object]] = {key: [] for key in at}
     number = 0

@@ -186,6 +186,8 @@ def test_too_little_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     ("argv", "message"),
     [
         (["--records", "{tmp}/none.parquet"], "none.parquet: there is no such file"),
+        (["--records", "{tmp}/nope"], "nope: there is no such file or directory; correct the path"),
+        (["--records", "x" * 5000], "characters) cannot be read (File name too long); name files or directories"),
         (["--records", "{tmp}/a.csv"], "a.csv: only .parquet and .arrow files carry our schema"),
         (["--records", "{tmp}/a.csv", "--columns", "src=x"], "--columns: 'dst' is missing"),
         (["--records", "{tmp}/a.csv", "--columns", "src=x,dst=y,time=t,lost=l"], "a.csv: row 1, column 't': is 'noon'"),

@@ -88,6 +88,33 @@ def test_words_for_lost(tmp_path: Path, word: str) -> None:
     assert (r.sent.tolist(), r.lost.tolist()) == ([3], [1])
 
 
+@pytest.mark.parametrize("empty", ["", "nan", "None"])
+def test_whole_numbers_may_be_written_as_floats(tmp_path: Path, empty: str) -> None:
+    text = f"a,b,t,l,n,p,c\nx,y,1,1.0,3.0,50000.0,{empty}\nx,y,2,0.0,2.0,{empty},z\n"
+    r = read(tmp_path, text, "src=a,dst=b,time=t,lost=l,sent=n,sport=p,class=c")
+    rows = zip(r.sent.tolist(), r.lost.tolist(), r.source_port.tolist(), map(r.cls.value, range(2)), strict=True)
+    assert sorted(rows) == [(2, 0, UNKNOWN, "z"), (3, 1, 50000, "default")]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("l", "0.5", "row 1, column 'l': is '0.5'; write 0 or 1"),
+        ("p", "1e9", "row 1, column 'p': is '1e9'; write a port"),
+        ("p", "7" * 5000, r"row 1, column 'p': is '7{59}\.\.\. \(5002 characters\); write a port"),
+    ],
+)
+def test_numbers_that_are_not_whole(tmp_path: Path, key: str, value: str, message: str) -> None:
+    cells = {"l": "0", "p": "1"} | {key: value}
+    with pytest.raises(RecordsError, match=message):
+        read(tmp_path, f"a,b,t,l,p\nx,y,1,{cells['l']},{cells['p']}\n", "src=a,dst=b,time=t,lost=l,sport=p")
+
+
+def test_an_unknown_unit_is_told(tmp_path: Path) -> None:
+    with pytest.raises(RecordsError, match="column 't': has no unit 'min'; write one of ns, us, ms, s"):
+        read(tmp_path, "a,b,t,l\nx,y,1,0\n", "src=a,dst=b,time=t:min,lost=l")
+
+
 def test_a_column_named_with_a_colon() -> None:
     assert parse_map("src=net:src,dst=b,time=at:odd,lost=l").columns == {
         "src": "net:src",
@@ -176,7 +203,9 @@ def test_a_first_time_beyond_all_time_is_refused(tmp_path: Path, time: str) -> N
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "is not in the file"),
+        (b"", "pings.csv: has no header; write the names"),
+        (b"\n\n", "has no header"),
+        (b"a,b,l,l,t\n", "column 'l': is there more than once; keep one"),
         (b"a,b,T\n", "did you mean `T`"),
         (b"\xff\xfe\n", "is not UTF-8"),
         (b"a\x00b\n", "pings.csv"),

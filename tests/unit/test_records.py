@@ -139,6 +139,12 @@ def test_bad_values_are_told_with_row_and_column(name: str, values: list[Any], m
         flows_from_arrow(replaced(name, values), "f", 7)
 
 
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string()])
+def test_text_of_every_type_is_read(kind: pa.DataType) -> None:
+    r = flows_from_arrow(replaced("prober", ["a", "b"], kind), "f")
+    assert [r.prober.value(i) for i in range(2)] == ["a", "b"]
+
+
 def test_timestamps_beyond_64_bits_are_refused() -> None:
     table = replaced("start_ns", [2**40, 2**40], pa.timestamp("s"))
     with pytest.raises(
