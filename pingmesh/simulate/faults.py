@@ -185,6 +185,9 @@ class Places:
         how = self.kind(fault.kind)
         found = self.by_component.get(fault.component)
         if found is None:
+            a, dashes, b = fault.component.partition("--")
+            if dashes and f"{b}--{a}" in self.by_component:
+                return self.place(replace(fault, component=f"{b}--{a}"))
             hint = did_you_mean(fault.component, self.by_component) or "; `pingmesh topology show` lists all"
             raise FaultError(f"component {fault.component!r} is not in the topology{hint}")
         if found[0].type not in how.places:
@@ -194,8 +197,9 @@ class Places:
             )
         directions = [c.direction for c in found]
         if fault.direction is not None and fault.direction not in directions:
-            allowed = ", ".join(str(d) for d in directions)
-            raise FaultError(f"direction {fault.direction!r} of {fault.component} does not exist; allowed: {allowed}")
+            allowed = ", ".join(d for d in directions if d is not None)
+            remedy = f"allowed: {allowed}" if allowed else f"a {found[0].type} has none, leave it out"
+            raise FaultError(f"direction {fault.direction!r} of {fault.component} does not exist; {remedy}")
         wanted = fault.direction or (directions[0] if how.directed else "both" if len(found) > 1 else directions[0])
         return self._filled(fault, how, next(c for c in found if c.direction == wanted))
 

@@ -16,6 +16,9 @@ from pingmesh.cli import main
 from pingmesh.records import files
 from pingmesh.records.model import Records, concat
 from pingmesh.simulate import script
+from pingmesh.simulate.fabric import Fabric
+from pingmesh.simulate.faults import Places
+from topology.generate import leaf_spine
 
 SHAPE = "leaf-spine --leaves 3 --spines 2 --hosts-per-leaf 2"
 
@@ -92,6 +95,23 @@ def test_arrow_files(tmp_path: Path) -> None:
         ("faults: [{kind: loss}, {kind: lag}]", "fault 2: kind 'lag' is unknown"),
         ("a: [", "line 1: this is no YAML"),
         ("noise: {stall_rate: -1}", "stall_rate"),
+        ("noise: {burst_rate: 1.0e+12}", r"<= 10.* - at `\$\.noise\.burst_rate"),
+        ("lists: {link_rate: .inf}", r"<= 1000000.* - at `\$\.lists\.link_rate"),
+        ("lists: {mates: 1000000000000}", "<= 10000 "),
+        ("faults: [{kind: incast, delay_us: .inf}]", r"<= 1000000.*delay_us"),
+        ("faults: [{kind: incast, delay_us: .nan}]", "delay_us"),
+        ("faults: [{kind: loss, start_s: 1.0e+300}]", r"<= 1000000000.*start_s"),
+        ("faults: [{kind: loss, component: h1, count: 3}]", "fault 1: 'count' 3 is for random places; leave it or"),
+        ("faults: [{kind: loss, component: h1, place: host}]", "fault 1: 'place' is for a random place; leave it or"),
+        ("faults: [{kind: loss, delay_us: 9}]", "'delay_us' is not for the kind loss, which adds no delay; leave it"),
+        ("faults: [{kind: loss, burst_s: 9}]", "'burst_s' is not for the kind loss, which does not come in bursts"),
+        ("faults: [{kind: incast, share: 0.5}]", "'share' is not for the kind incast, which loses nothing"),
+        ("faults: [{kind: incast, rate: 0.5}]", "'rate' is not for the kind incast, which loses nothing; leave it out"),
+        ("faults: [{kind: blackhole, rate: 0.5}]", "'rate' is not for the kind blackhole, which loses all that it"),
+        (
+            "faults: [{kind: loss, component: spine1, direction: tx}]",
+            "'tx' of spine1 .*; a switch has none, leave it out",
+        ),
     ],
 )
 def test_bad_scripts_end_in_a_sentence(
@@ -118,6 +138,19 @@ def test_bad_scripts_end_in_a_sentence(
 def test_bad_shapes(tmp_path: Path, capsys: pytest.CaptureFixture[str], shape: str, message: str) -> None:
     assert main.main(["sim", "--generate", shape, "--out", str(tmp_path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_keys_of_a_kind_are_taken() -> None:
+    text = """
+faults:
+  - {kind: pfc_headroom, rate: 0.1, burst_s: 0.1, delay_us: 5}
+  - {kind: blackhole, component: spine2--leaf1, direction: spine2->leaf1, rate: 1}
+"""
+    places = Places(Fabric(leaf_spine(3, 2, 2, 1)))
+    _, swapped = script.place_all(script.parse(text), places, np.random.default_rng(1))
+    assert (swapped.candidate.component, swapped.candidate.direction) == ("leaf1--spine2", "spine2->leaf1")
+    assert script.place_all(script.parse("faults: [{kind: class_drop, rate: 0.3}]"), places, np.random.default_rng(1))
+    assert swapped.truth()["component"] == "leaf1--spine2"
 
 
 def test_a_directory_with_records_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
