@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import json
 import re
+import signal
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +18,7 @@ from hypothesis import strategies as st
 
 from pingmesh.cli import main
 from pingmesh.records import files
-from pingmesh.records.model import Records, concat
+from pingmesh.records.model import HostFact, Records, concat
 from pingmesh.simulate import script
 from pingmesh.simulate.fabric import Fabric
 from pingmesh.simulate.faults import Places
@@ -157,6 +161,92 @@ def test_a_directory_with_records_is_left_alone(tmp_path: Path, capsys: pytest.C
     out = sim(tmp_path, "")
     assert main.main(["sim", "--generate", SHAPE, "--out", str(out)]) == 2
     assert "holds records already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["truth.json", "topology.yaml", "hosts-000000.arrow"])
+def test_nothing_is_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (tmp_path / name).write_text("mine")
+    assert main.main(["sim", "--generate", SHAPE, "--out", str(tmp_path)]) == 2
+    assert re.search(r" holds .* already; choose another directory\.\n$", capsys.readouterr().err)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [(name, "mine")]
+
+
+def test_a_bad_script_leaves_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "faults.yaml").write_text("faults: [{kind: loss, component: nowhere}]")
+    faults, out = str(tmp_path / "faults.yaml"), tmp_path / "a" / "b"
+    assert main.main(["sim", "--generate", SHAPE, "--faults", faults, "--out", str(out)]) == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["faults.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--windows", "100000000000"], "--windows must be from 1 to 1000000,"),
+        (["--windows", "1000000", "--faults", "{tmp}/noisy.yaml"], "--windows: the noise of 1000000 windows would be"),
+        (["--out", "x" * 5000], "cannot be used (File name too long); choose"),
+        (["--out", "{tmp}/noisy.yaml"], "cannot be used (Not a directory); choose"),
+        (["--out", "{tmp}/noisy.yaml/x"], "cannot be used (Not a directory); choose"),
+    ],
+)
+def test_bad_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str], argv: list[str], message: str) -> None:
+    (tmp_path / "noisy.yaml").write_text("noise: {burst_rate: 10}")
+    argv = [a.replace("{tmp}", str(tmp_path)) for a in argv]
+    assert main.main(["sim", "--generate", SHAPE, "--out", str(tmp_path / "out"), *argv]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, at: int, action: Callable[[], object]) -> None:
+    """Let the `at`-th record file's write end in something else."""
+    write, calls = files.write, itertools.count(1)
+
+    def instead(path: Path, what: Records | Sequence[HostFact], about: Mapping[str, str]) -> int:
+        if next(calls) == at:
+            action()
+        return write(path, what, about)
+
+    monkeypatch.setattr(files, "write", instead)
+
+
+@pytest.mark.parametrize(("sign", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_run_leaves_whole_windows_and_their_truth(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, sign: signal.Signals, code: int
+) -> None:
+    failing(monkeypatch, 6, lambda: signal.raise_signal(sign))
+    out = tmp_path / "out"
+    before = signal.getsignal(signal.SIGTERM)
+    assert main.main(["sim", "--generate", SHAPE, "--out", str(out)]) == code
+    assert signal.getsignal(signal.SIGTERM) is before
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"pingmesh: stopped; {out} holds 2 of 12 windows, with their truth in truth.json;")
+    assert sorted(p.name for p in out.iterdir()) == [
+        *(f"{kind}-00000{n}.parquet" for kind in ("flows", "hosts") for n in range(2)),
+        "topology.yaml",
+        "truth.json",
+    ]
+    truth = json.loads((out / "truth.json").read_text())
+    assert (truth["windows"], truth["rows"]) == (2, len(flows(out)))
+
+
+def test_a_full_disk_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    failing(monkeypatch, 4, full)
+    assert main.main(["sim", "--generate", SHAPE, "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "out cannot be written: No space left on device; " in error
+    assert "holds 1 of 12 windows, with their truth in truth.json; make room, or choose another directory." in error
+
+
+def test_a_fault_that_no_probe_can_show_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sim(tmp_path, "faults: [{kind: loss}, {kind: class_drop}]")
+    warning = "fault 2 (class_drop) hits only classes that no probe has; set other_share in the script's lists."
+    assert warning in capsys.readouterr().err
 
 
 VALUES = st.recursive(
