@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -291,3 +292,11 @@ def test_any_bytes_are_read_or_refused(raw: bytes, tmp_path_factory: pytest.Temp
             assert (r.lost <= r.sent).all()
     except RecordsError as error:
         assert str(error).startswith(str(file))  # noqa: PT017 - some bytes are rows
+
+
+def test_the_documented_pings_are_read(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "records.md").read_text()
+    mapped = re.findall(r"--columns (src=\S+)", text)[0]
+    rows = re.findall(r"^    (ts,.*|17\d{11},.*)$", text, re.M)
+    r = read(tmp_path, "\n".join(rows) + "\n", mapped)
+    assert (r.sent.tolist(), r.lost.tolist(), r.rtt_max_ns.tolist()) == ([1, 1], [0, 1], [12_500, UNKNOWN])

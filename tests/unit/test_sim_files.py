@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import re
+import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -275,3 +276,18 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         assert isinstance(script.parse(text), script.Script)
     except script.ScriptError as error:
         assert str(error).startswith("<script>: ")  # noqa: PT017 - the empty text is a script
+
+
+def test_the_documented_example_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "records.md").read_text()
+    text = text[text.index("## Simulating") :]
+    (tmp_path / "faults.yaml").write_text(text.split("```yaml\n")[1].split("```")[0])
+    sim_line, analyze_line = re.findall(r"^    \$ pingmesh (.*)", text, re.M)
+    monkeypatch.chdir(tmp_path)
+    assert main.main(shlex.split(sim_line.replace("--windows 60", "--windows 18"))) == 0
+    capsys.readouterr()
+    assert main.main([*shlex.split(analyze_line), "--json"]) == 1
+    named = {i["component"] for i in json.loads(capsys.readouterr().out)["incidents"]}
+    assert "p1-agg2--p1-leaf1" in named
