@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -109,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
             write_windows(world, out, args.windows, about, suffix=f".{args.format}", done=done)
             close()
     except OSError as error:
-        why = str(error.strerror or error).partition("\n")[0]
+        why = os.strerror(error.errno) if error.errno else str(error).partition("\n")[0]
         with suppress(OSError):
             why += f"; {close()}"
         raise ConfigError(f"--out: {out} cannot be written: {why}; make room, or choose another directory.") from None

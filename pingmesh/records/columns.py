@@ -363,8 +363,8 @@ def _values(path: Path, name: str, column: Any) -> Sequence[object]:
             scale = TIME_UNITS[column.type.unit]
             return [None if v is None else _Nanoseconds(v * scale) for v in column.cast(pa.int64()).to_pylist()]
         values: list[object] = column.to_pylist()
-    except (ValueError, OverflowError) as error:  # ArrowInvalid and UnicodeDecodeError are among them
-        what = f"holds {column.type} values that cannot be read ({str(error).partition(chr(10))[0]})"
+    except (ValueError, OverflowError, LookupError):  # among them ArrowInvalid, UnicodeDecodeError, unknown zones
+        what = f"holds {column.type} values that cannot be read"
         raise RecordsError(str(path), what, "write numbers or text", column=name) from None
     return values
 

@@ -81,6 +81,9 @@ def tables(path: Path) -> Iterator[Any]:
     except FileNotFoundError:
         raise RecordsError(source, "there is no such file", "give the path of a record file") from None
     except (OSError, pa.ArrowException, UnicodeDecodeError, IndexError) as error:
+        if isinstance(error, OSError) and error.errno:  # Arrow's own words name the file again
+            why = os.strerror(error.errno)
+            raise RecordsError(source, f"cannot be read ({why})", "give the path of a record file") from None
         what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RecordsError(
             source, f"cannot be read as {path.suffix[1:]} ({what})", "check that the file is whole, or record it again"

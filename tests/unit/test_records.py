@@ -183,6 +183,15 @@ def test_no_file_and_no_parquet(tmp_path: Path) -> None:
         next(files.read(tmp_path / "a.parquet"))
 
 
+def test_a_file_that_the_system_does_not_give_is_told_in_its_words(tmp_path: Path) -> None:
+    for name in ("a.parquet", "a.arrow"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(RecordsError, match=r"cannot be read as .*is a directory"):
+            list(files.read(tmp_path / name))
+    with pytest.raises(RecordsError, match=r"cannot be read \(File name too long\); give the path"):
+        list(files.read(tmp_path / f"{'x' * 5000}.parquet"))
+
+
 def test_a_flipped_bit_in_a_page_is_seen(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     files.write(path, small(), {})
