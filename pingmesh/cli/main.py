@@ -219,7 +219,10 @@ def main(argv: Sequence[str]) -> int:
         return 128 + signal.SIGPIPE
     except Exception as error:
         if isinstance(error, OSError) and error.errno in NO_ROOM:
-            print(f"pingmesh: the output cannot be written ({error.strerror}); make room for it.", file=sys.stderr)
+            print(
+                f"pingmesh: the output cannot be written ({os.strerror(error.errno)}); make room for it.",
+                file=sys.stderr,
+            )
             _flush_or_drop_output()
             return int(Exit.USAGE)
         for cls in type(error).__mro__:

@@ -70,10 +70,10 @@ def parse_map(text: str) -> ColumnMap:
     for part in text.split(","):
         key, is_pair, column = (p.strip() for p in part.partition("="))
         if not is_pair or not column:
-            raise ColumnMapError(f"{part.strip()!r} is no KEY=COLUMN")
+            raise ColumnMapError(f"{shown(part.strip())} is no KEY=COLUMN")
         if key not in REQUIRED + OPTIONAL:
             hint = did_you_mean(key, REQUIRED + OPTIONAL)
-            raise ColumnMapError(f"{key!r} is unknown{hint or ', known are ' + ', '.join(REQUIRED + OPTIONAL)}")
+            raise ColumnMapError(f"{shown(key)} is unknown{hint or ', known are ' + ', '.join(REQUIRED + OPTIONAL)}")
         if key in columns:
             raise ColumnMapError(f"{key!r} is there twice")
         if key in ("time", "latency"):

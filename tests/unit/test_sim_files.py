@@ -100,6 +100,7 @@ def test_arrow_files(tmp_path: Path) -> None:
         ("faults: [{kind: loss}, {kind: lag}]", "fault 2: kind 'lag' is unknown"),
         ("a: [", "line 1: this is no YAML"),
         ("noise: {stall_rate: -1}", "stall_rate"),
+        (f"faults: [{{kind: loss, component: {'x' * 5000}}}]", r"component 'x{59}\.\.\. \(5002 characters\) is not in"),
         ("noise: {burst_rate: 1.0e+12}", r"<= 10.* - at `\$\.noise\.burst_rate"),
         ("lists: {link_rate: .inf}", r"<= 1000000.* - at `\$\.lists\.link_rate"),
         ("lists: {mates: 1000000000000}", "<= 10000 "),
