@@ -16,7 +16,8 @@ from pingmesh.simulate.troubles import Noise
 
 Positive = Annotated[float, Meta(gt=0, le=1_000_000)]
 """Of a rate in probes/s, or of a delay in us: beyond these nothing is simulated."""
-Seconds = Annotated[float, Meta(gt=0, le=3600)]
+Seconds = Annotated[float, Meta(ge=0.0001, le=3600)]
+"""Of a burst or stall; as many as fit into a window may be drawn."""
 Rate = Annotated[float, Meta(ge=0, le=10)]
 """Events/s of each element or agent."""
 Number = Annotated[int, Meta(ge=1, le=10_000)]

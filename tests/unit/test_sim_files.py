@@ -103,6 +103,7 @@ def test_arrow_files(tmp_path: Path) -> None:
         (f"faults: [{{kind: loss, component: {'x' * 5000}}}]", r"component 'x{59}\.\.\. \(5002 characters\) is not in"),
         ("noise: {burst_rate: 1.0e+12}", r"<= 10.* - at `\$\.noise\.burst_rate"),
         ("lists: {link_rate: .inf}", r"<= 1000000.* - at `\$\.lists\.link_rate"),
+        ("faults: [{kind: pfc_headroom, burst_s: 1.0e-300}]", r">= 0.0001 .*burst_s"),
         ("lists: {mates: 1000000000000}", "<= 10000 "),
         ("faults: [{kind: incast, delay_us: .inf}]", r"<= 1000000.*delay_us"),
         ("faults: [{kind: incast, delay_us: .nan}]", "delay_us"),
