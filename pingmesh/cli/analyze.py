@@ -92,16 +92,24 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _files(given: list[str]) -> list[Path]:
+    from pingmesh.records.errors import shown
+
     out: list[Path] = []
     for name in given:
         path = Path(name)
-        if path.is_dir():
+        try:
             found = sorted(p for p in path.iterdir() if p.suffix in (".parquet", ".arrow", ".csv"))
-            if not found:
-                raise ConfigError(f"--records: {name} holds no .parquet, .arrow or .csv file; name the files.")
-            out += found
-        else:
+        except NotADirectoryError:
             out.append(path)
+            continue
+        except FileNotFoundError:
+            raise ConfigError(f"--records: {name}: there is no such file or directory; correct the path.") from None
+        except OSError as error:
+            what = error.strerror
+            raise ConfigError(f"--records: {shown(name)} cannot be read ({what}); name files or directories.") from None
+        if not found:
+            raise ConfigError(f"--records: {name} holds no .parquet, .arrow or .csv file; name the files.")
+        out += found
     return out
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import os
 import signal
@@ -114,6 +115,8 @@ USER_ERRORS = {
     "controller.client.ControllerUnreachableError": Exit.INTERNAL,
 }
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def _columns() -> int:
     """Of the terminal. `shutil` tells it as well, and brings every compressor into an agent's memory."""
@@ -188,6 +191,18 @@ def load(command: Command) -> CommandModule:
     return module
 
 
+def _drop_output() -> None:
+    """The interpreter's last flush would fail again."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - stays open to the end
+
+
+def _flush_or_drop_output() -> None:
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _drop_output()
+
+
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit code. Errors of the user end in one clear sentence on stderr."""
     chosen = next((a for a in argv if not a.startswith("-")), None)
@@ -200,9 +215,16 @@ def main(argv: Sequence[str]) -> int:
         return 130
     except BrokenPipeError:
         # The reader has gone (`pingmesh incidents | head`); the rest is for nobody. Not 0: no verdict was delivered.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - for the interpreter's last flush
+        _drop_output()
         return 128 + signal.SIGPIPE
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            print(
+                f"pingmesh: the output cannot be written ({os.strerror(error.errno)}); make room for it.",
+                file=sys.stderr,
+            )
+            _flush_or_drop_output()
+            return int(Exit.USAGE)
         for cls in type(error).__mro__:
             if (known := USER_ERRORS.get(f"{cls.__module__}.{cls.__qualname__}")) is not None:
                 print(f"pingmesh: {error}", file=sys.stderr)

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from pingmesh.analyzer.table import Bools, Ints, expand, pointer
 from pingmesh.offline.names import Names
-from pingmesh.records.model import ACK, VALID, HostFact, PathColumn, Records
+from pingmesh.records.errors import RecordsError
+from pingmesh.records.model import ACK, MOST_NS, VALID, HostFact, PathColumn, Records
 from topology.model import Topology
 
 Hashes = npt.NDArray[np.uint64]
@@ -87,10 +88,22 @@ class Recording:
         self._keys: list[Keys] = []
         self._cells: list[Cells] = []
         self._reached: Counter[tuple[int, int, str]] = Counter()
+        self._rtt_ns = 0.0
 
     def add(self, r: Records) -> None:
-        """Take in one batch of flow records."""
+        """Take in one batch of flow records.
+
+        Raises:
+            RecordsError: its round trips, added to those before, are more than 64 bits hold.
+        """
         n = len(r)
+        self._rtt_ns += float(r.rtt_sum_ns.sum(dtype=np.float64))
+        if self._rtt_ns > MOST_NS:
+            raise RecordsError(
+                "--records",
+                "the round trips take more than 146 years in all",
+                "check that rtt_sum_ns is in nanoseconds",
+            )
         self.counted.rows += n
         prober = self.names.numbers(r.prober, r.prober_address)
         target = self.names.numbers(r.target, r.target_address)

@@ -8,9 +8,22 @@ from typing import Any
 import numpy as np
 
 from pingmesh.analyzer.table import Ints
-from pingmesh.records.errors import RecordsError
-from pingmesh.records.model import HOST_STATES, ROLES, UNKNOWN, Coded, HostFact, PathColumn, Records
+from pingmesh.records.errors import RecordsError, shown
+from pingmesh.records.model import (
+    HOST_STATES,
+    MOST_COUNT,
+    MOST_NS,
+    MOST_RTT_SUM_NS,
+    ROLES,
+    UNKNOWN,
+    Coded,
+    HostFact,
+    PathColumn,
+    Records,
+)
 from pingmesh.records.schema import FIELD, FLOW_COLUMNS, HOST_COLUMNS, Column, pyarrow
+
+_MOST = {"rtt_sum_ns": MOST_RTT_SUM_NS}
 
 
 class _Reader:
@@ -52,19 +65,24 @@ class _Reader:
         if array is None:
             return np.full(self.rows, default, np.int64)
         pa = self.pa
-        if pa.types.is_timestamp(array.type):
-            array = array.cast(pa.timestamp("ns"), safe=False)
         try:
+            if pa.types.is_timestamp(array.type):
+                array = array.cast(pa.timestamp("ns"))
             # Null type arises from columns without any value.
             filled = array.cast(pa.int64()).fill_null(UNKNOWN)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
             raise self.error(
-                c.name, f"holds {array.type} values that are no whole numbers", "write 64-bit integers"
+                c.name, f"holds {array.type} values that are no whole numbers of 64 bits", "write 64-bit integers"
             ) from None
         values: Ints = np.asarray(filled, np.int64)
-        bad = np.flatnonzero((values < 0) & np.asarray(array.is_valid()))
+        most = _MOST.get(c.name, MOST_NS if c.kind.startswith("ns") else MOST_COUNT)
+        bad = np.flatnonzero(((values < 0) | (values > most)) & np.asarray(array.is_valid()))
         if len(bad):
-            raise self.error(c.name, f"is {values[bad[0]]}", "counts and times are never negative", int(bad[0]))
+            at = int(bad[0])
+            remedy = (
+                "counts and times are never negative" if values[at] < 0 else f"the most that a row may hold is {most}"
+            )
+            raise self.error(c.name, f"is {values[at]}", remedy, at)
         return values
 
     def flags(self, c: Column) -> Any:
@@ -84,6 +102,10 @@ class _Reader:
         except (self.pa.ArrowInvalid, self.pa.ArrowNotImplementedError):
             raise self.error(c.name, f"holds {array.type} values that are no numbers", "write numbers") from None
 
+    def is_text(self, kind: Any) -> bool:
+        of = self.pa.types
+        return bool(of.is_string(kind) or of.is_large_string(kind) or of.is_string_view(kind))
+
     def coded(self, c: Column, array: Any = None) -> Coded:
         """Names; null and the empty name are none."""
         array = self.array(c) if array is None else array
@@ -92,13 +114,11 @@ class _Reader:
             return Coded.repeat(default, self.rows) if default else Coded(np.full(self.rows, -1, np.int32), ())
         pa = self.pa
         if not pa.types.is_dictionary(array.type):
-            if not (
-                pa.types.is_string(array.type) or pa.types.is_large_string(array.type) or pa.types.is_null(array.type)
-            ):
+            if not (self.is_text(array.type) or pa.types.is_null(array.type)):
                 raise self.error(c.name, f"holds {array.type} values", "write text")
             array = array.cast(pa.string()).dictionary_encode()
         names = array.dictionary
-        if not (pa.types.is_string(names.type) or pa.types.is_large_string(names.type)):
+        if not self.is_text(names.type):
             raise self.error(c.name, f"holds {names.type} values", "write text")
         texts = names.to_pylist()
         if None in texts:
@@ -146,7 +166,9 @@ def flows_from_arrow(table: Any, source: str, first_row: int = 1) -> Records:
             out[name] = roles.lookup({role: i for i, role in enumerate(ROLES)})
             bad = np.flatnonzero(out[name] < 0)
             if len(bad):
-                raise r.error(c.name, f"is {roles.value(bad[0])!r}", f"write one of {', '.join(ROLES)}", int(bad[0]))
+                raise r.error(
+                    c.name, f"is {shown(roles.value(bad[0]))}", f"write one of {', '.join(ROLES)}", int(bad[0])
+                )
         elif c.kind in ("name", "name?"):
             out[name] = r.coded(c)
         elif c.kind == "path":
@@ -194,6 +216,6 @@ def hosts_from_arrow(table: Any, source: str, first_row: int = 1) -> list[HostFa
             columns[c.name] = r.numbers(c).tolist()
     for at, state in enumerate(columns["state"]):
         if state not in HOST_STATES:
-            raise r.error("state", f"is {state!r}", f"write one of {', '.join(HOST_STATES)}", at)
+            raise r.error("state", f"is {shown(state)}", f"write one of {', '.join(HOST_STATES)}", at)
     names = [c.name for c in HOST_COLUMNS]
     return [HostFact(**dict(zip(names, row, strict=True))) for row in zip(*(columns[n] for n in names), strict=True)]

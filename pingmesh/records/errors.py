@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+LONGEST_SHOWN = 60
+
+
+def shown(value: object) -> str:
+    """A value as sentences quote it: the first of a long one."""
+    text = repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}... ({len(text)} characters)"
+
 
 class RecordsError(ValueError):
     """A record file that cannot be used. `row` counts from 1, the header of a CSV file left out."""
@@ -16,7 +24,7 @@ class RecordsError(ValueError):
         if row is not None:
             place += f": row {row}"
         if column is not None:
-            place += f"{',' if row is not None else ':'} column {column!r}"
+            place += f"{',' if row is not None else ':'} column {shown(column)}"
         super().__init__(f"{place}: {problem}; {remedy}.")
 
 

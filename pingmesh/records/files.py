@@ -30,7 +30,7 @@ def write(path: Path, what: Records | Sequence[HostFact], about: Mapping[str, st
         if path.suffix == ".parquet":
             from pyarrow import parquet
 
-            parquet.write_table(table, part, compression="zstd", row_group_size=ROW_GROUP)
+            parquet.write_table(table, part, compression="zstd", row_group_size=ROW_GROUP, write_page_checksum=True)
         elif path.suffix == ".arrow":
             from pyarrow import ipc
 
@@ -59,11 +59,11 @@ def tables(path: Path) -> Iterator[Any]:
         if path.suffix == ".parquet":
             from pyarrow import parquet
 
-            with parquet.ParquetFile(path) as f:
+            with parquet.ParquetFile(path, page_checksum_verification=True) as f:
                 for i in range(f.num_row_groups):
-                    yield f.read_row_group(i)
+                    yield _sound(f.read_row_group(i))
                 if not f.num_row_groups:
-                    yield f.read()
+                    yield _sound(f.read())
         else:
             from pyarrow import ipc
 
@@ -77,10 +77,13 @@ def tables(path: Path) -> Iterator[Any]:
                 for i in range(reader.num_record_batches):
                     yield _sound(pa.Table.from_batches([reader.get_batch(i)]))
                 if not reader.num_record_batches:
-                    yield reader.schema.empty_table()
+                    yield _sound(reader.schema.empty_table())
     except FileNotFoundError:
         raise RecordsError(source, "there is no such file", "give the path of a record file") from None
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError, IndexError) as error:
+        if isinstance(error, OSError) and error.errno:  # Arrow's own words name the file again
+            why = os.strerror(error.errno)
+            raise RecordsError(source, f"cannot be read ({why})", "give the path of a record file") from None
         what = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise RecordsError(
             source, f"cannot be read as {path.suffix[1:]} ({what})", "check that the file is whole, or record it again"
@@ -88,8 +91,12 @@ def tables(path: Path) -> Iterator[Any]:
 
 
 def _sound(table: Any) -> Any:
-    """The table, if its buffers are what they claim: an Arrow file is memory as it was, and may point anywhere."""
+    """The table, if buffers and names are what they claim: an Arrow file is memory as it was, and may point anywhere.
+
+    Of a Parquet file checksums guard the pages, and not even those where another system wrote none.
+    """
     table.validate(full=True)
+    table.schema.names  # noqa: B018 - decodes them
     return table
 
 

@@ -18,6 +18,11 @@ ROLES = ("probe", "ack", "round_trip")
 UNKNOWN = -1
 """Stands for a value that nobody has measured, in columns of counts and times."""
 
+MOST_COUNT = 1 << 32
+MOST_NS = 1 << 62
+MOST_RTT_SUM_NS = 1 << 50
+"""What one row may hold: two billion rows of such counts, more than fit into memory, are summed without wrapping."""
+
 VALID = "valid"
 PROBER_SET_ASIDE = "prober_set_aside"
 TARGET_SET_ASIDE = "target_set_aside"

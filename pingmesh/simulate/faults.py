@@ -10,6 +10,7 @@ import numpy as np
 
 from pingmesh.analyzer.candidates import Candidate, candidates_of
 from pingmesh.analyzer.table import Ints
+from pingmesh.records.errors import shown
 from pingmesh.simulate.fabric import Fabric
 from topology.model import Topology
 from topology.problems import did_you_mean
@@ -177,7 +178,7 @@ class Places:
         """A kind by its name. Raises FaultError."""
         if name not in KINDS:
             hint = did_you_mean(name, KINDS) or "."
-            raise FaultError(f"kind {name!r} is unknown{hint} Known: {', '.join(KINDS)}")
+            raise FaultError(f"kind {shown(name)} is unknown{hint} Known: {', '.join(KINDS)}")
         return KINDS[name]
 
     def place(self, fault: Fault) -> Placed:
@@ -185,8 +186,11 @@ class Places:
         how = self.kind(fault.kind)
         found = self.by_component.get(fault.component)
         if found is None:
+            a, dashes, b = fault.component.partition("--")
+            if dashes and f"{b}--{a}" in self.by_component:
+                return self.place(replace(fault, component=f"{b}--{a}"))
             hint = did_you_mean(fault.component, self.by_component) or "; `pingmesh topology show` lists all"
-            raise FaultError(f"component {fault.component!r} is not in the topology{hint}")
+            raise FaultError(f"component {shown(fault.component)} is not in the topology{hint}")
         if found[0].type not in how.places:
             places = ", ".join(how.places)
             raise FaultError(
@@ -194,8 +198,9 @@ class Places:
             )
         directions = [c.direction for c in found]
         if fault.direction is not None and fault.direction not in directions:
-            allowed = ", ".join(str(d) for d in directions)
-            raise FaultError(f"direction {fault.direction!r} of {fault.component} does not exist; allowed: {allowed}")
+            allowed = ", ".join(d for d in directions if d is not None)
+            remedy = f"allowed: {allowed}" if allowed else f"a {found[0].type} has none, leave it out"
+            raise FaultError(f"direction {shown(fault.direction)} of {fault.component} does not exist; {remedy}")
         wanted = fault.direction or (directions[0] if how.directed else "both" if len(found) > 1 else directions[0])
         return self._filled(fault, how, next(c for c in found if c.direction == wanted))
 

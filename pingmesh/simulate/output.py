@@ -162,7 +162,7 @@ def write_windows(
     suffix: str = ".parquet",
     done: Callable[[int, int], None] = lambda window, rows: None,
 ) -> int:
-    """Simulate `windows` and write each as `flows-N` and `hosts-N`. Returns the rows written.
+    """Simulate `windows` and write each as `flows-N` and `hosts-N`, both or neither. Returns the rows written.
 
     Raises:
         RecordsError: pyarrow is missing.
@@ -174,8 +174,14 @@ def write_windows(
     for n in range(windows):
         start, end = n * window_s, (n + 1) * window_s
         records = maker.records(world.step(start, end))
-        files.write(out / f"flows-{n:06d}{suffix}", records, about)
-        files.write(out / f"hosts-{n:06d}{suffix}", maker.facts(start, end), about)
+        pair = [out / f"{kind}-{n:06d}{suffix}" for kind in ("flows", "hosts")]
+        try:
+            files.write(pair[0], records, about)
+            files.write(pair[1], maker.facts(start, end), about)
+        except BaseException:  # Ctrl-C too: flows without their hosts' facts would be judged otherwise
+            for path in pair:
+                path.unlink(missing_ok=True)
+            raise
         total += len(records)
         done(n + 1, len(records))
     return total
@@ -192,5 +198,15 @@ def truth(fabric: Fabric, faults: Sequence[Placed], about: dict[str, object]) ->
 
 
 def write_truth(path: Path, content: dict[str, object]) -> None:
-    """Write it as JSON. Raises OSError."""
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    """Write it as JSON, whole or not at all. Raises OSError."""
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file, whole or not at all. Raises OSError."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)

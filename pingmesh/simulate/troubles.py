@@ -120,6 +120,13 @@ class Troubles:
         return out
 
 
+def expected_events(fabric: Fabric, noise: Noise, seconds: float) -> float:
+    """How many events `draw_troubles` will draw, on average."""
+    of_elements = len(fabric.element_names) * noise.burst_rate
+    of_hosts = len(fabric.topology.hosts) * (noise.stall_rate + noise.restart_rate)
+    return seconds * (of_elements + of_hosts + noise.reroute_rate)
+
+
 def draw_troubles(fabric: Fabric, noise: Noise, seconds: float, rng: np.random.Generator) -> Troubles:
     """Draw all noise of a span of time. O(elements + events)."""
     elements, hosts = len(fabric.element_names), len(fabric.topology.hosts)

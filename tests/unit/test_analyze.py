@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from pingmesh.offline.evidence import Evidence
 from pingmesh.offline.names import Names
 from pingmesh.offline.pathsets import PathSets
 from pingmesh.offline.recording import Recording
-from pingmesh.records.model import Coded, Records, concat
+from pingmesh.records.errors import RecordsError
+from pingmesh.records.model import MOST_NS, MOST_RTT_SUM_NS, Coded, Records, concat
 from pingmesh.simulate.fabric import Fabric
 from pingmesh.simulate.output import RecordMaker
 from pingmesh.simulate.probes import draw_probes
@@ -248,6 +250,8 @@ def test_too_little_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     ("argv", "message"),
     [
         (["--records", "{tmp}/none.parquet"], "none.parquet: there is no such file"),
+        (["--records", "{tmp}/nope"], "nope: there is no such file or directory; correct the path"),
+        (["--records", "x" * 5000], "characters) cannot be read (File name too long); name files or directories"),
         (["--records", "{tmp}/a.csv"], "a.csv: only .parquet and .arrow files carry our schema"),
         (["--records", "{tmp}/a.csv", "--columns", "src=x"], "--columns: 'dst' is missing"),
         (["--records", "{tmp}/a.csv", "--columns", "src=x,dst=y,time=t,lost=l"], "a.csv: row 1, column 't': is 'noon'"),
@@ -304,6 +308,14 @@ def test_a_recording_gives_the_table_that_the_simulation_had(shuffled: bool) -> 
     evidence = Evidence(recording, tables.index)
     assert evidence.windows.tolist() == [0, 1, 2]
     assert rows_of(evidence.losses(evidence.sums(0, 2))) == rows_of(tables.losses(sums))
+
+
+def test_round_trips_that_would_wrap_are_refused() -> None:
+    _, tables, _, batches = recorded()
+    many = batches[0].take(np.zeros(MOST_NS // MOST_RTT_SUM_NS + 1, np.int64))
+    much = replace(many, rtt_sum_ns=np.full(len(many), MOST_RTT_SUM_NS))
+    with pytest.raises(RecordsError, match="more than 146 years"):
+        Recording(FABRIC, tables.index, 5 * SECOND).add(much)
 
 
 def test_round_trips_for_delays_go_both_ways() -> None:

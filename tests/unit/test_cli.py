@@ -49,6 +49,22 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Fake:
     return install
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="only Linux has a full device")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_finds_no_room_is_told(unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "pingmesh", "topology", "generate", "leaf-spine"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == "pingmesh: the output cannot be written (No space left on device); make room for it.\n"
+
+
 def leaves(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     """The parser of every command below this one."""
     for action in parser._actions:

@@ -116,6 +116,14 @@ def replaced(name: str, values: list[Any], kind: Any = None) -> Any:
         ("lost", [-1, 0], r"row 7, column 'lost': is -1"),
         ("lost", [0, 11], r"row 8, column 'lost': is more than sent"),
         ("lost", ["a", "b"], r"column 'lost': holds string values"),
+        (
+            "sent",
+            [1, 2**62],
+            r"row 8, column 'sent': is 4611686018427387904; the most that a row may hold is 4294967296",
+        ),
+        ("rtts", [1, 2**40], r"row 8, column 'rtts': is 1099511627776; the most"),
+        ("rtt_sum_ns", [1, 2**51], r"row 8, column 'rtt_sum_ns': is 2251799813685248; the most"),
+        ("end_ns", [5, 2**63 - 1], r"row 8, column 'end_ns': is 9223372036854775807; the most"),
         ("end_ns", [5, 5], r"row 8, column 'end_ns': is not after start_ns"),
         ("role", ["probe", "pong"], r"row 8, column 'role': is 'pong'; write one of probe, ack, round_trip"),
         ("source_port", [1, 70000], r"row 8, column 'source_port': is above 65535"),
@@ -129,6 +137,21 @@ def replaced(name: str, values: list[Any], kind: Any = None) -> Any:
 def test_bad_values_are_told_with_row_and_column(name: str, values: list[Any], message: str) -> None:
     with pytest.raises(RecordsError, match=message):
         flows_from_arrow(replaced(name, values), "f", 7)
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.large_string()])
+def test_text_of_every_type_is_read(kind: pa.DataType) -> None:
+    r = flows_from_arrow(replaced("prober", ["a", "b"], kind), "f")
+    assert [r.prober.value(i) for i in range(2)] == ["a", "b"]
+
+
+def test_timestamps_beyond_64_bits_are_refused() -> None:
+    table = replaced("start_ns", [2**40, 2**40], pa.timestamp("s"))
+    with pytest.raises(
+        RecordsError, match=r"column 'start_ns': holds timestamp\[s\] values that are no whole numbers of"
+    ):
+        flows_from_arrow(table, "f")
+    assert flows_from_arrow(replaced("end_ns", [2, 2], pa.timestamp("s")), "f").end_ns.tolist() == [2 * 10**9] * 2
 
 
 def test_columns_that_may_be_left_out() -> None:
@@ -158,6 +181,29 @@ def test_no_file_and_no_parquet(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 nonsense")
     with pytest.raises(RecordsError, match="cannot be read as parquet"):
         next(files.read(tmp_path / "a.parquet"))
+
+
+def test_a_file_that_the_system_does_not_give_is_told_in_its_words(tmp_path: Path) -> None:
+    for name in ("a.parquet", "a.arrow"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(RecordsError, match=r"cannot be read as .*is a directory"):
+            list(files.read(tmp_path / name))
+    with pytest.raises(RecordsError, match=r"cannot be read \(File name too long\); give the path"):
+        list(files.read(tmp_path / f"{'x' * 5000}.parquet"))
+
+
+def test_a_flipped_bit_in_a_page_is_seen(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    files.write(path, small(), {})
+    column = parquet.ParquetFile(path).metadata.row_group(0).column(9)
+    assert column.path_in_schema == "sent"
+    raw = bytearray(path.read_bytes())
+    raw[column.dictionary_page_offset + column.total_compressed_size - 1] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(
+        RecordsError, match=r"a.parquet: cannot be read as parquet .*CRC.*; check that the file is whole"
+    ):
+        list(files.read(path))
 
 
 @given(data=st.data(), name=st.sampled_from(["a.parquet", "a.arrow"]))
