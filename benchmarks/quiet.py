@@ -157,23 +157,25 @@ class Estimate:
 
 
 def sample(g: Ground, runs: int, threshold: float, seed: int, most_s: float) -> list[Estimate]:
-    """`runs` in all, by type as the square root of their number: links are many, switches are few."""
+    """`runs` in all, by type as the square root of their number (links are many, switches are few), types in turn, so
+    that what is cut short has some of each.
+    """
     singles: dict[str, list[Candidate]] = {}
     for c in g.components.singles:
         singles.setdefault(c.type, []).append(c)
     shares = {kind: math.sqrt(len(some)) for kind, some in singles.items()}
     out = [Estimate(kind, len(some)) for kind, some in singles.items()]
-    began, done = time.monotonic(), 0
-    for e in out:
-        rng = np.random.default_rng([seed, *e.kind.encode()])
-        for number in range(max(1, round(runs * shares[e.kind] / sum(shares.values())))):
-            if time.monotonic() - began > most_s:
-                break
-            c = singles[e.kind][int(rng.integers(e.components))]
-            e.weights.append(tilted_run(g, c, number, threshold, rng))
-            done += 1
-            if done % 100 == 0:
-                print(f"{time.monotonic() - began:7.0f} s  {done} of {runs} runs", file=sys.stderr, flush=True)
+    rngs = {e.kind: np.random.default_rng([seed, *e.kind.encode()]) for e in out}
+    began = time.monotonic()
+    for done in range(max(runs, len(out))):
+        if done >= len(out) and time.monotonic() - began > most_s:
+            break
+        e = min(out, key=lambda e: len(e.weights) / shares[e.kind])
+        rng = rngs[e.kind]
+        c = singles[e.kind][int(rng.integers(e.components))]
+        e.weights.append(tilted_run(g, c, len(e.weights), threshold, rng))
+        if (done + 1) % 100 == 0:
+            print(f"{time.monotonic() - began:7.0f} s  {done + 1} of {runs} runs", file=sys.stderr, flush=True)
     return out
 
 
