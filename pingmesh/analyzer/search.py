@@ -72,7 +72,7 @@ class Search:
         self.left = hazards.lost
         """Losses that no suspect explains."""
         self.background = hazards.background_of(self.left)
-        self._parts: dict[tuple[float | Lossy, ...], tuple[Lossy, float]] = {}
+        self._parts: dict[tuple[int, bool, bool, float, float, tuple[Lossy, ...]], tuple[Lossy, float]] = {}
 
     def run(self) -> list[Chosen]:
         """The suspects, each with its score beside all others."""
@@ -113,15 +113,8 @@ class Search:
         """One single's likeliest hazard and score, beside the chosen and other parts. Each is worked out once, for all
         singles that the evidence cannot tell apart: pairs share their first part with the rival that it is alone."""
         shares = bool(self.may_share[s])
-        key = (
-            self.hazards.alike(s),
-            shares,
-            new,
-            self.background,
-            self.left,
-            *(p for x in chosen for p in x.parts),
-            *parts,
-        )
+        state = (*(p for x in chosen for p in x.parts), *parts)
+        key = (self.hazards.alike(s), shares, new, self.background, self.left, state)
         if key not in self._parts:
             given = self.given(chosen, parts)
             fit = self.hazards.fit(given, s, shares=shares)
@@ -335,7 +328,7 @@ class Search:
         return [r for r in out if r.score > 0]
 
     def _may_be_two(self, others: Sequence[Chosen], first: int, second: int) -> bool:
-        """Whether a pair may score more than 0: each side must show enough, and beside its like a side shows nothing."""
+        """Whether a pair may score above 0: each side must show enough, and beside its like a side shows nothing."""
         h = self.hazards
         return h.alike(first) != h.alike(second) and self._part(others, (), first, new=False)[1] >= MIN_PART_SCORE
 
