@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,6 +22,8 @@ MOST_PATHS = 60_000
 """Possible paths of flows of unknown path that are weighed one by one in a table, as in the running analyzer. Of more,
 clean flows tell by their parts (`Parts`), and those with losses are a choice that has no more."""
 _GOLDEN = 0.6180339887498949
+_TOLD_EVERY = 10_000
+"""Pairs between two words of progress."""
 _SHOWN_CROSSINGS = 20_000
 """Flows of a component whose counts tell its symptom; more of them tell no more."""
 
@@ -38,8 +41,15 @@ class Sums:
 class Evidence:
     """All keys of a recording, their windows sorted, and tables of any span."""
 
-    def __init__(self, recording: Recording, index: dict[str, int]) -> None:
+    def __init__(
+        self,
+        recording: Recording,
+        index: dict[str, int],
+        progress: Callable[[int, int], None] = lambda done, of: None,
+    ) -> None:
+        """`progress` is told how many pairs of unknown path have been looked up, and of how many."""
         self.recording = recording
+        self._progress = progress
         self.keys: Keys = recording.keys()
         cells = recording.cells()
         order = np.argsort(cells.window, kind="stable")
@@ -54,7 +64,8 @@ class Evidence:
         self._counts: Ints = np.empty(0, np.int64)
         """Paths of each set."""
         self._set_of = self._assign_sets()
-        self._said: set[str] = set()
+        self.said: list[str] = []
+        """What of the evidence was too much for the usual way, for the user."""
         self.ways_back = self._ack_keys()
         """Probe key -> the latest ACK key of its tuple and class with a known path, -1: none."""
         self.names: list[str] = list(index)
@@ -182,8 +193,8 @@ class Evidence:
         return rows[(rows * _GOLDEN) % 1.0 < MOST_PATHS / paths]
 
     def _say(self, what: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
+        if what not in self.said:
+            self.said.append(what)
             log.warning("%s", what)
 
     def _assign_sets(self) -> Ints:
@@ -193,13 +204,21 @@ class Evidence:
         out = np.full(len(k), -1, np.int64)
         rows = np.flatnonzero(~k.known)
         triples, at = np.unique(np.stack((k.role[rows], k.prober[rows], k.target[rows])), axis=1, return_inverse=True)
-        counts = np.array([self._count(*t) for t in triples.T.tolist()], np.int64)
+        counts = np.fromiter((self._count(*t) for t in self._told(triples)), np.int64, triples.shape[1])
         joined = counts > 0
         number = np.where(joined, np.cumsum(joined) - 1, -1)
         out[rows] = number[at.ravel()]
         self._triples, self._counts = triples[:, joined], counts[joined]
         self.recording.counted.no_path = int((out[rows] < 0).sum())
         return out
+
+    def _told(self, triples: Ints) -> Iterator[tuple[int, int, int]]:
+        """Triples one by one, with progress: of a million pairs the look-up takes half a minute."""
+        number = triples.shape[1]
+        for done, (role, prober, target) in enumerate(triples.T.tolist(), 1):
+            yield role, prober, target
+            if done % _TOLD_EVERY == 0:
+                self._progress(done, number)
 
     def _count(self, role: int, prober: int, target: int) -> int:
         rnics = self.recording.names.rnics
@@ -224,7 +243,7 @@ class Evidence:
         """The parts of all sets, and which of them each has, (8, sets), -1: none. O(sets), once."""
         parts, rnics = Parts(self._sets, self._index), self.recording.names.rnics
         out = np.full((len(self._counts), 8), -1, np.int64)
-        for i, (role, prober, target) in enumerate(self._triples.T.tolist()):
+        for i, (role, prober, target) in enumerate(self._told(self._triples)):
             (there, of_there), (back, of_back) = _directions((rnics[prober], rnics[target]))
             if role in of_there:
                 out[i, :4] = parts.of(*there)

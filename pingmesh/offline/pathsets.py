@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Literal, TypeVar
 
@@ -128,6 +128,7 @@ class Parts:
         self._index = index
         self._numbers: dict[Hashable, int] = {}
         self._paths: list[Alternatives] = []
+        self._made: Table | None = None
 
     def of(self, src: str, dst: str) -> tuple[int, int, int, int]:
         """The numbers of the four parts of one way; -1 for halves of no links."""
@@ -157,12 +158,22 @@ class Parts:
 
     def table(self, part: Ints, sent: Floats) -> Table:
         """Clean rows of parts. O(rows + paths of all parts x hops)."""
-        none = np.zeros(1, np.int64), np.empty(0, np.int64), (np.empty(0), np.empty(0))
-        return mixed_table(len(self._index), *none, self._paths, part, (sent, np.zeros(len(sent))))
+        return replace(self._whole(), row_set=part, sent=sent, lost=np.zeros(len(sent)))
 
     def within(self, flag: Bools) -> Bools:
-        """Of which parts every path crosses an element that is flagged."""
-        return np.array([all(flag[p].any() for p in s) for s in self._paths], bool)
+        """Of which parts every path crosses an element that is flagged. O(paths of all parts x hops)."""
+        t = self._whole()
+        hits = np.concatenate((np.zeros(1, np.int64), np.cumsum(flag[t.path_elements])))
+        hit = (hits[t.path_ptr[1:]] - hits[t.path_ptr[:-1]]) > 0
+        return np.logical_and.reduceat(hit, t.set_ptr[:-1]) if len(hit) else np.empty(0, bool)
+
+    def _whole(self) -> Table:
+        """All parts, without rows; made anew when there are more."""
+        if self._made is None or len(self._made.set_ptr) - 1 < len(self._paths):
+            none = np.zeros(1, np.int64), np.empty(0, np.int64), (np.empty(0), np.empty(0))
+            empty = np.empty(0, np.int64), (np.empty(0), np.empty(0))
+            self._made = mixed_table(len(self._index), *none, self._paths, *empty)
+        return self._made
 
 
 def _thinned(paths: Sequence[T]) -> Sequence[T]:
