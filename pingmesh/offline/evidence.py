@@ -221,10 +221,9 @@ class Evidence:
                 self._progress(done, number)
 
     def _count(self, role: int, prober: int, target: int) -> int:
-        rnics = self.recording.names.rnics
-        ends = rnics[prober], rnics[target]
-        there, back = (self._sets.ways(*e).count if role in roles else 0 for e, roles in _directions(ends))
-        return min(max(there, back) if role != ROUND_TRIP or (there and back) else 0, MOST_ALTERNATIVES)
+        a, b = self.recording.names.rnics[prober], self.recording.names.rnics[target]
+        ways = [self._sets.ways(*ends).count for ends, other in (((a, b), ACK), ((b, a), PROBE)) if role != other]
+        return min(max(ways), MOST_ALTERNATIVES) if all(ways) else 0
 
     def _alternatives(self, number: int) -> Alternatives:
         known = self._known_sets.get(number)
@@ -240,16 +239,13 @@ class Evidence:
 
     @cached_property
     def _parts(self) -> tuple[Parts, Ints]:
-        """The parts of all sets, and which of them each has, (8, sets), -1: none. O(sets), once."""
+        """The parts of all sets, and which of them each has, (6, sets), -1: none. O(sets), once."""
         parts, rnics = Parts(self._sets, self._index), self.recording.names.rnics
-        out = np.full((len(self._counts), 8), -1, np.int64)
-        for i, (role, prober, target) in enumerate(self._told(self._triples)):
-            (there, of_there), (back, of_back) = _directions((rnics[prober], rnics[target]))
-            if role in of_there:
-                out[i, :4] = parts.of(*there)
-            if role in of_back:
-                out[i, 4:] = parts.of(*back)
-        return parts, out.T
+        of = [
+            parts.of(rnics[prober], rnics[target], role != ACK, role != PROBE)
+            for role, prober, target in self._told(self._triples)
+        ]
+        return parts, np.array(of, np.int64).reshape(-1, 6).T
 
     def _ack_keys(self) -> Ints:
         """For each probe key the latest ACK key of the same tuple and class with a known path; -1: none."""
@@ -261,8 +257,3 @@ class Evidence:
         acks = np.flatnonzero((k.role == ACK) & k.known)
         latest[at[acks]] = acks
         return latest[at] if len(at) else np.empty(0, np.int64)
-
-
-def _directions(ends: tuple[str, str]) -> tuple[tuple[tuple[str, str], tuple[int, int]], ...]:
-    """The way there and the way back, each with the roles of the packets that take it."""
-    return (ends, (PROBE, ROUND_TRIP)), (ends[::-1], (ACK, ROUND_TRIP))

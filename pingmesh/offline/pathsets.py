@@ -130,10 +130,21 @@ class Parts:
         self._paths: list[Alternatives] = []
         self._made: Table | None = None
 
-    def of(self, src: str, dst: str) -> tuple[int, int, int, int]:
-        """The numbers of the four parts of one way; -1 for halves of no links."""
-        w = self._sets.ways(src, dst)
-        return self._side(src, "tx"), self._half(w.up), self._half(w.down), self._side(dst, "rx")
+    def of(self, a: str, b: str, there: bool, back: bool) -> tuple[int, ...]:
+        """The numbers of the six parts of packets from `a` to `b`, back, or both; -1 for what they do not cross.
+
+        Of round trips the links of both ways near one end are one part, in turn as in `PathSets.round_trip`: flows with
+        losses have them so, and rates were wrong if clean flows had not.
+        """
+        to, fro = self._sets.ways(a, b), self._sets.ways(b, a)
+        return (
+            self._side(a, "tx") if there else -1,
+            self._side(b, "rx") if there else -1,
+            self._side(b, "tx") if back else -1,
+            self._side(a, "rx") if back else -1,
+            self._half(to.up if there else (), fro.down if back else ()),
+            self._half(to.down if there else (), fro.up if back else ()),
+        )
 
     def _side(self, rnic: str, side: Literal["tx", "rx"]) -> int:
         known = self._numbers.get((rnic, side))
@@ -141,12 +152,16 @@ class Parts:
             known = self._add((rnic, side), tuple((e,) for e in self._sets.sides(rnic, side)))
         return known
 
-    def _half(self, halves: tuple[Half, ...]) -> int:
-        known = self._numbers.get(halves)
+    def _half(self, there: tuple[Half, ...], back: tuple[Half, ...]) -> int:
+        known = self._numbers.get((there, back))
         if known is None:
-            paths = tuple(tuple(d.name for d in way) for half in halves for way in half.ways)
+            ways = [[tuple(d.name for d in way) for half in halves for way in half.ways] for halves in (there, back)]
+            one, other = (w or [()] for w in ways)
+            n = max(len(one), len(other))
+            paths = [x + y for x, y in islice(zip(cycle(one), cycle(other), strict=False), n)]
             # Within one switch there is nothing to cross.
-            known = self._add(halves, paths) if any(paths) else self._numbers.setdefault(halves, -1)
+            key = there, back
+            known = self._add(key, paths) if any(paths) else self._numbers.setdefault(key, -1)
         return known
 
     def _add(self, key: Hashable, paths: Sequence[tuple[str, ...]]) -> int:
@@ -164,7 +179,7 @@ class Parts:
         """Of which parts every path crosses an element that is flagged. O(paths of all parts x hops)."""
         t = self._whole()
         hits = np.concatenate((np.zeros(1, np.int64), np.cumsum(flag[t.path_elements])))
-        hit = (hits[t.path_ptr[1:]] - hits[t.path_ptr[:-1]]) > 0
+        hit: Bools = np.diff(hits[t.path_ptr]) > 0
         return np.logical_and.reduceat(hit, t.set_ptr[:-1]) if len(hit) else np.empty(0, bool)
 
     def _whole(self) -> Table:
