@@ -9,11 +9,44 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import gcd
 
 from topology.model import DirectedLink, Path, Rnic, Topology
 
 CACHED_PATHS = 1_000_000
 """Paths kept per topology (about 100 B each); the pairs used longest ago are forgotten first."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Half:
+    """The ways of an ECMP set from its switch up to where they turn, or from there down; likelier ones are repeated.
+
+    Pairs whose ways are the same share one object.
+    """
+
+    ways: tuple[Path, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Halves:
+    """An ECMP set as its two halves: `count` paths of `hops` links each; a link between equal tiers is in `up`."""
+
+    count: int
+    hops: int
+    up: Half
+    down: Half
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Turns:
+    """Where the shortest paths of some pairs turn: (top, link across, top), and what their halves depend on."""
+
+    hops: int
+    at: tuple[tuple[str, Path, str], ...]
+    count: int
+    up: int
+    down: int
 
 
 class _Ways:
@@ -36,6 +69,10 @@ class _Ways:
         self.pairs: OrderedDict[tuple[str, str], tuple[Path, ...]] = OrderedDict()
         self.size = 0
         self.choices: dict[tuple[str, str], tuple[int, ...]] = {}
+        self.above: dict[str, int] = {}
+        self.turned: dict[tuple[int, int], _Turns] = {}
+        self.halved: dict[tuple[bool, str, int], Half] = {}
+        self.numbers: dict[object, int] = {}
 
     def cone(self, switch: str) -> dict[str, list[tuple[Path, Path]]]:
         """Every switch above (and this one) with the shortest ways up to it and, mirrored, down from it."""
@@ -56,8 +93,8 @@ class _Ways:
         self.cones[switch] = cone
         return cone
 
-    def shortest(self, src: str, dst: str) -> tuple[Path, ...]:
-        """The shortest valley-free paths, in a fixed order."""
+    def turns(self, src: str, dst: str) -> tuple[int, list[tuple[str, Path, str]]]:
+        """How long the shortest valley-free paths are, and where they turn, in a fixed order."""
         rise, fall = self.cone(src), self.cone(dst)
         turns: list[tuple[int, str, Path, str]] = [
             (len(ways[0][0]) + len(fall[top][0][0]), top, (), top) for top, ways in rise.items() if top in fall
@@ -68,13 +105,68 @@ class _Ways:
             if d.source in rise and d.target in fall
         ]
         best = min((turn[0] for turn in turns), default=0)
+        return best, [turn[1:] for turn in turns if turn[0] == best]
+
+    def shortest(self, src: str, dst: str) -> tuple[Path, ...]:
+        """The shortest valley-free paths, in a fixed order."""
+        rise, fall = self.cone(src), self.cone(dst)
         return tuple(
             up + across + down
-            for length, left, across, right in turns
-            if length == best
+            for left, across, right in self.turns(src, dst)[1]
             for up, _ in rise[left]
             for _, down in fall[right]
         )
+
+    def halves(self, src: str, dst: str) -> Halves:
+        """The same as halves; what pairs have in common is worked out once. O(1) for most pairs."""
+        rise, fall = self.cone(src), self.cone(dst)
+        # What is above decides, unless one end is itself where paths turn.
+        shared = not self.level and src not in fall and dst not in rise
+        key = (self._above(src), self._above(dst))
+        turns = self.turned.get(key) if shared else None
+        if turns is None:
+            turns = self._turns(src, dst)
+            if shared:
+                self.turned[key] = turns
+        up = self.halved.get((True, src, turns.up))
+        if up is None:
+            falls = _least([len(fall[right]) for _, _, right in turns.at])
+            ways = (w + x for n, (top, x, _) in zip(falls, turns.at, strict=True) for w, _ in rise[top] * n)
+            up = self.halved[True, src, turns.up] = Half(tuple(ways))
+        down = self.halved.get((False, dst, turns.down))
+        if down is None:
+            rises = _least([len(rise[left]) for left, _, _ in turns.at])
+            ways = (w for n, (_, _, top) in zip(rises, turns.at, strict=True) for _, w in fall[top] * n)
+            down = self.halved[False, dst, turns.down] = Half(tuple(ways))
+        return Halves(turns.count, turns.hops, up, down)
+
+    def _turns(self, src: str, dst: str) -> _Turns:
+        rise, fall = self.cone(src), self.cone(dst)
+        hops, at = self.turns(src, dst)
+        rises = [len(rise[left]) for left, _, _ in at]
+        falls = [len(fall[right]) for _, _, right in at]
+        up = tuple((n, left, across) for n, (left, across, _) in zip(_least(falls), at, strict=True))
+        down = tuple((n, right) for n, (_, _, right) in zip(_least(rises), at, strict=True))
+        count = sum(a * b for a, b in zip(rises, falls, strict=True))
+        return _Turns(hops, tuple(at), count, self._number(up), self._number(down))
+
+    def _above(self, switch: str) -> int:
+        """A number that switches with the same switches above them, as far away and over as many ways, share."""
+        if switch not in self.above:
+            cone = self.cone(switch).items()
+            self.above[switch] = self._number(
+                frozenset((top, len(ways[0][0]), len(ways)) for top, ways in cone if top != switch)
+            )
+        return self.above[switch]
+
+    def _number(self, what: object) -> int:
+        return self.numbers.setdefault(what, len(self.numbers))
+
+
+def _least(counts: list[int]) -> list[int]:
+    """Numbers in the same proportions, as small as they can be."""
+    divisor = gcd(*counts) or 1
+    return [n // divisor for n in counts]
 
 
 def _ways(t: Topology) -> _Ways:
@@ -110,6 +202,22 @@ def ecmp_paths(t: Topology, src_switch: str, dst_switch: str) -> tuple[Path, ...
     while ways.size > CACHED_PATHS and len(ways.pairs) > 1:
         ways.size -= len(ways.pairs.popitem(last=False)[1])
     return paths
+
+
+def ecmp_halves(t: Topology, src_switch: str, dst_switch: str) -> Halves:
+    """`ecmp_paths` as halves, where each half by itself is enough: pairs of a large fabric share most of them.
+
+    Raises:
+        KeyError: no such switch.
+
+    Complexity: O(1) once pairs with the same switches above them were asked for.
+
+    >>> from topology.generate import leaf_spine
+    >>> halves = ecmp_halves(leaf_spine(2, 2, 1, 1), "leaf1", "leaf2")
+    >>> halves.count, [[d.name for d in way] for way in halves.up.ways]
+    (2, [['leaf1->spine1'], ['leaf1->spine2']])
+    """
+    return _ways(t).halves(src_switch, dst_switch)
 
 
 def tops(t: Topology, switch: str) -> frozenset[str]:

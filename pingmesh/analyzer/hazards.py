@@ -169,6 +169,8 @@ class Hazards:
         # A burst: any number of losses, 1 / (n + 1), less the coefficient that the likelihoods leave out.
         self._any = -np.log(sent + 1) - (log_factorial(sent) - log_factorial(lost) - log_factorial(sent - lost))
         self._known: dict[tuple[float | Lossy, ...], Given] = {}
+        self._alike: dict[int, int] = {}
+        self._first: dict[tuple[bytes, bytes, float, float], int] = {}
         self._index(lengths)
 
     def _index(self, lengths: Ints) -> None:
@@ -446,6 +448,16 @@ class Hazards:
         group = self.pair_group[p]
         times = float(self.times[p].mean()) if p.stop > p.start else 1.0
         return float(self.clean[single]) / times + float((self.sent_of * self.flows)[group] @ given.weight[p])
+
+    def alike(self, single: int) -> int:
+        """The first asked for of the singles of which all evidence is the same, as of the ways there and back of round
+        trips over unknown paths. O(its pairs), once."""
+        known = self._alike.get(single)
+        if known is None:
+            rows, times = self._rows(single)
+            clean = (float(self.clean[single]), float(self.clean_flows[single]))
+            known = self._alike[single] = self._first.setdefault((rows.tobytes(), times.tobytes(), *clean), single)
+        return known
 
     def touches(self, single: int) -> Bools:
         """Which groups may cross a single."""

@@ -72,6 +72,7 @@ class Search:
         self.left = hazards.lost
         """Losses that no suspect explains."""
         self.background = hazards.background_of(self.left)
+        self._parts: dict[tuple[int, bool, bool, float, float, tuple[Lossy, ...]], tuple[Lossy, float]] = {}
 
     def run(self) -> list[Chosen]:
         """The suspects, each with its score beside all others."""
@@ -99,21 +100,33 @@ class Search:
         parts: list[Lossy] = []
         total, least = 0.0, math.inf
         for s in singles:
-            given = self.given(chosen, parts)
-            fit = self.hazards.fit(given, s, shares=self.may_share[s])
-            group, lost = self.hazards.attributed(given, fit.lossy)
-            own = lost @ given.sparse[group]
-            if new:
-                score = fit.gain - fit.healthy + float(relief(own, self.left))
-            else:  # a healthy element, or a background that is higher than we think, whichever is likelier
-                score = fit.gain - max(fit.healthy, float(burden(own, self.left)))
-            parts.append(fit.lossy)
+            lossy, score = self._part(chosen, parts, s, new=new)
+            parts.append(lossy)
             total, least = total + score, min(least, score)
         cost = float(self.costs[singles[0]]) - (self.further if chosen else 0.0)
         if len(singles) > 1:
             cost += EXTRA_COST[self.components.singles[singles[0]].type]
             total = total if least >= MIN_PART_SCORE else 0.0
         return Chosen(tuple(parts), total, cost)
+
+    def _part(self, chosen: Sequence[Chosen], parts: Sequence[Lossy], s: int, *, new: bool) -> tuple[Lossy, float]:
+        """One single's likeliest hazard and score, beside the chosen and other parts. Each is worked out once, for all
+        singles that the evidence cannot tell apart: pairs share their first part with the rival that it is alone."""
+        shares = bool(self.may_share[s])
+        state = (*(p for x in chosen for p in x.parts), *parts)
+        key = (self.hazards.alike(s), shares, new, self.background, self.left, state)
+        if key not in self._parts:
+            given = self.given(chosen, parts)
+            fit = self.hazards.fit(given, s, shares=shares)
+            group, lost = self.hazards.attributed(given, fit.lossy)
+            own = lost @ given.sparse[group]
+            if new:
+                score = fit.gain - fit.healthy + float(relief(own, self.left))
+            else:  # a healthy element, or a background that is higher than we think, whichever is likelier
+                score = fit.gain - max(fit.healthy, float(burden(own, self.left)))
+            self._parts[key] = fit.lossy, score
+        lossy, score = self._parts[key]
+        return replace(lossy, single=s), score
 
     def losses(self, chosen: Sequence[Chosen], x: Chosen) -> list[tuple[Ints, Floats]]:
         """For each part of `x`: groups, and what the part lost of them (expected), beside the chosen ones."""
@@ -310,8 +323,14 @@ class Search:
         some = np.flatnonzero(touching > 0).tolist()
         both = {(min(i, j), max(i, j)) for i in some if (j := c.partner.get(i)) is not None and touching[j] > 0}
         candidates: list[tuple[int, ...]] = [*found, *sorted(p for p in both if touching[list(p)].sum() >= least)]
-        out = [self.fit(others, singles) for singles in candidates if singles != mine.singles]
+        fitting = (x for x in candidates if len(x) == 1 or self._may_be_two(others, x[0], x[1]))
+        out = [self.fit(others, singles) for singles in fitting if singles != mine.singles]
         return [r for r in out if r.score > 0]
+
+    def _may_be_two(self, others: Sequence[Chosen], first: int, second: int) -> bool:
+        """Whether a pair may score above 0: each side must show enough, and beside its like a side shows nothing."""
+        h = self.hazards
+        return h.alike(first) != h.alike(second) and self._part(others, (), first, new=False)[1] >= MIN_PART_SCORE
 
 
 def _spread(whole: Chosen, members: int) -> float:

@@ -15,13 +15,16 @@ import pytest
 
 from pingmesh.analyzer.candidates import candidates_of
 from pingmesh.analyzer.components import compile_components
+from pingmesh.analyzer.table import Floats, Table
 from pingmesh.cli import main
+from pingmesh.offline import evidence as evidence_module
+from pingmesh.offline import pathsets
 from pingmesh.offline.evidence import Evidence
 from pingmesh.offline.names import Names
 from pingmesh.offline.pathsets import PathSets
 from pingmesh.offline.recording import Recording
 from pingmesh.records.errors import RecordsError
-from pingmesh.records.model import MOST_NS, MOST_RTT_SUM_NS, Coded, Records, concat
+from pingmesh.records.model import MOST_NS, MOST_RTT_SUM_NS, Coded, PathColumn, Records, concat
 from pingmesh.simulate.fabric import Fabric
 from pingmesh.simulate.output import RecordMaker
 from pingmesh.simulate.probes import draw_probes
@@ -31,7 +34,7 @@ from pingmesh.simulate.world import World
 from topology.files import dump
 from topology.generate import leaf_spine
 from topology.model import Leg, Rnic, Topology
-from topology.paths import ecmp_paths, path_elements
+from topology.paths import Halves, ecmp_halves, ecmp_paths, path_elements
 
 SHAPE = "leaf-spine --leaves 4 --spines 3 --hosts-per-leaf 3 --rnics-per-host 1"
 FABRIC = leaf_spine(4, 3, 3, 1)
@@ -361,6 +364,58 @@ def test_round_trip_sets_keep_each_links_share() -> None:
     assert sorted(set(crossed.tolist())) == [1, 4]  # every spine link in a quarter, the RNICs in all
     there = {path_elements(base, "h1/rnic0", "h2/rnic0", p) for p in ecmp_paths(base, "leaf1", "leaf2")}
     assert len(sets.one_way("h1/rnic0", "h2/rnic0")) == len(there)
+
+
+def test_sets_of_large_fabrics_are_worked_out_by_pairs_of_tors(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def counting(t: Topology, a: str, b: str) -> Halves:
+        asked.append((a, b))
+        return ecmp_halves(t, a, b)
+
+    monkeypatch.setattr(pathsets, "ecmp_halves", counting)
+    monkeypatch.setattr(evidence_module, "MOST_PATHS", 2000)
+    pings(tmp_path / "pings.csv", "h6/rnic0")
+    answer = analyze(capsys, "--records", str(tmp_path / "pings.csv"), "--columns", COLUMNS, code=1)
+    assert [i["component"] for i in answer["incidents"]] == ["h6/rnic0"]
+    assert len(asked) == len(set(asked)) == 4 * 4, "each pair of the four ToRs once, whatever RNICs are below them"
+    said = [r.message for r in caplog.records if "unknown path" in r.message]
+    assert len(said) == len(set(said)) >= 1
+
+
+def test_clean_flows_by_parts_clear_what_they_would_clear_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, tables, _, batches = recorded()
+    whole = concat(batches)
+    hidden = replace(whole, path=PathColumn.none(len(whole)))
+    recording = Recording(FABRIC, tables.index, 5 * SECOND)
+    recording.add(hidden)
+    evidence = Evidence(recording, tables.index)
+    sums = evidence.sums(0, 2)
+    clean = replace(sums, lost=np.zeros_like(sums.lost))
+    one_by_one = evidence.losses(clean)
+    leaf = frozenset(d.name for d in FABRIC.out_links["leaf1"]) | {"h1/rnic0 tx", "h2/rnic0 tx", "h3/rnic0 tx"}
+    crossed = evidence.crossing(leaf)
+    monkeypatch.setattr(evidence_module, "MOST_PATHS", 100)
+    by_parts = evidence.losses(clean)
+    assert by_parts.rows > one_by_one.rows
+    assert len(by_parts.path_ptr) < len(one_by_one.path_ptr)
+    assert shares(by_parts) == pytest.approx(shares(one_by_one))
+    assert np.array_equal(evidence.crossing(leaf), crossed)
+    lossy = evidence.losses(sums)
+    assert 0 < lossy.lost.sum() < sums.lost.sum(), "as many flows as the bound allows"
+
+
+def shares(table: Table) -> Floats:
+    """Packets over each element, if every path of a set is as likely."""
+    sizes = np.diff(table.set_ptr)
+    of_set = np.bincount(table.row_set, weights=table.sent, minlength=len(sizes)) / sizes
+    of_path = np.repeat(np.repeat(of_set, sizes), np.diff(table.path_ptr))
+    return np.bincount(table.path_elements, weights=of_path, minlength=table.elements).astype(np.float64)
 
 
 def test_pairs_that_nothing_joins_are_counted(tmp_path: Path) -> None:

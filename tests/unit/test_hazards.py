@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pingmesh.analyzer.candidates import candidates_of
 from pingmesh.analyzer.components import Components, compile_components
 from pingmesh.analyzer.hazards import Hazards, burden, relief
+from pingmesh.analyzer.search import MIN_PART_SCORE
 from pingmesh.analyzer.table import Floats, Ints, Table, known_paths, pointer
 from pingmesh.lab.flows import draw_flows
 from topology.generate import leaf_spine
@@ -156,6 +157,44 @@ def test_a_hidden_path_that_can_only_be_one_is_as_good_as_known(
     b = twice.fit(twice.given([], BACKGROUND), single, shares=False)
     # Clean flows of about equal size are pooled where the path is hidden.
     assert b.gain == pytest.approx(a.gain, rel=0.02, abs=0.1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tables, singles)
+def test_singles_that_are_alike_have_the_same_fit(counts: list[tuple[int, int, int]], single: int) -> None:
+    """Of round trips that nobody traced every way there is one with the same way back."""
+    back = [[COMPONENTS.index[e] for e in path] for path in map(mirrored, range(len(ROUTES)))]
+    t = known_paths(
+        len(COMPONENTS.index),
+        padded([ROUTES[r] + back[r] for r, _, _ in counts]),
+        [s for _, s, _ in counts],
+        [k for _, _, k in counts],
+    )
+    h = hazards(t)
+    twin = COMPONENTS.partner.get(single)
+    if twin is None:
+        return
+    assert h.alike(single) == h.alike(twin)
+    given_nothing = h.given([], BACKGROUND)
+    one, other = h.fit(given_nothing, single), h.fit(given_nothing, twin)
+    assert (one.gain, one.healthy, one.lossy.hazard) == (other.gain, other.healthy, other.lossy.hazard)
+    beside = h.given([one.lossy], BACKGROUND)
+    assert h.fit(beside, twin, shares=False).gain < MIN_PART_SCORE
+
+
+def mirrored(route: int) -> list[str]:
+    """The elements of the way back."""
+    names = {i: e for e, i in COMPONENTS.index.items()}
+    out = []
+    for e in (names[i] for i in ROUTES[route]):
+        a, is_link, b = e.partition("->")
+        out.append(f"{b}->{a}" if is_link else e[:-2] + {"tx": "rx", "rx": "tx"}[e[-2:]])
+    return out
+
+
+def padded(paths: list[list[int]]) -> Ints:
+    width = max(map(len, paths))
+    return np.array([p + [-1] * (width - len(p)) for p in paths], np.int64)
 
 
 def test_what_is_given_explains_its_losses() -> None:

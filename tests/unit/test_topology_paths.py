@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import time
+from collections import Counter
+from itertools import product
 
 import pytest
 
@@ -12,6 +14,7 @@ from topology import files
 from topology.generate import clos3, leaf_spine, rail_optimised
 from topology.model import Path, Topology
 from topology.paths import (
+    ecmp_halves,
     ecmp_paths,
     link_shares,
     path_elements,
@@ -113,6 +116,41 @@ def test_one_level_link_may_be_crossed_at_the_top_but_not_two() -> None:
 def test_separate_fabrics_have_no_path() -> None:
     t = of("a-s", "b-u", tiers={"a": 1, "b": 1, "s": 2, "u": 2})
     assert ecmp_paths(t, "a", "b") == ()
+
+
+@pytest.mark.parametrize(
+    "t",
+    [
+        leaf_spine(3, 2, 1, 1),
+        clos3(2, 2, 2, 4, 1, 1),
+        clos3(2, 3, 2, 4, 1, 1, parallel=2),
+        rail_optimised(2, 2, 2, 2),
+        of("a-s", "a-u", "s-x", "s-y", "u-x", "x-w", "y-w", "w-b",
+           tiers={"b": 1, "a": 1, "s": 2, "u": 2, "w": 2, "x": 3, "y": 3}),
+        of("a-s", "b-u", "s-u", "c-u", "c-v", "v-x", "s-x",
+           tiers={"a": 1, "b": 1, "c": 1, "s": 2, "u": 2, "v": 2, "x": 3}),
+        of("a-s", "b-u", tiers={"a": 1, "b": 1, "s": 2, "u": 2}),
+    ],
+)  # fmt: skip
+def test_halves_hold_what_the_whole_paths_hold_and_as_often(t: Topology) -> None:
+    for a, b in product(t.switches, repeat=2):
+        paths, halves = ecmp_paths(t, a, b), ecmp_halves(t, a, b)
+        assert halves.count == len(paths)
+        assert halves.hops == len(paths[0] if paths else ())
+        whole = Counter(d for p in paths for d in p)
+        up, down = (Counter(d for w in half.ways for d in w) for half in (halves.up, halves.down))
+        assert not up.keys() & down.keys()
+        for half, links in ((halves.up, up), (halves.down, down)):
+            assert all(n * len(paths) == whole[d] * len(half.ways) for d, n in links.items())
+        assert up.keys() | down.keys() == whole.keys()
+
+
+def test_pairs_of_two_pods_share_their_halves() -> None:
+    t = clos3(3, 2, 2, 4, 1, 1)
+    here = ecmp_halves(t, "p1-leaf1", "p2-leaf1")
+    assert ecmp_halves(t, "p1-leaf1", "p3-leaf2").up is here.up
+    assert ecmp_halves(t, "p3-leaf2", "p2-leaf1").down is here.down
+    assert ecmp_halves(t, "p1-leaf1", "p1-leaf2").up is not here.up
 
 
 def test_unknown_switch() -> None:
