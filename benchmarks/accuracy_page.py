@@ -17,8 +17,8 @@ puts faults at random places of simulated fabrics (`pingmesh/simulate/`) and wat
 they are named or a minute has passed. The lists give every directed switch link 10 probes/s, in three classes; both
 ends count; paths are traced. What decides is the product's code: the localiser, the plan of confirmations, the host
 rules, the tracker. What is modelled is time (`benchmarks/simulated_watch.py`): losses are noticed at the end of their
-second, two rounds of confirmation leave in each second from then on, each known 0.5 s after its last probe, counts of a
-5 s window are there a second after its end.
+second, the first three rounds of confirmation leave two a second from then on, later ones one a second, each known
+0.5 s after its last probe, counts of a 5 s window are there a second after its end.
 
 Noise goes on all the time: every directed hop loses U(0, 1e-4) of its packets; every hop has a burst of 5 ms that loses
 half, each 10 minutes on average; every agent stalls for 0.3 s on average each 5 minutes and restarts each half hour,

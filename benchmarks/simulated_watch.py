@@ -2,8 +2,8 @@
 
 Everything that decides is the product's: the plan of a confirmation (`pingmesh.analyzer.suspicion.plan`), the
 localiser, the host rules, the tracker. What is modelled is the time things take: a loss is noticed at the end of its
-second, two rounds of probes are sent in each of the next, one while the other waits for its time-outs, and counts of a
-window come a second after it ends.
+second, the quick first rounds of probes are sent two a second from then on, the later ones one a second, and counts of
+a window come a second after it ends.
 """
 
 from __future__ import annotations
@@ -172,7 +172,9 @@ class Watch:
 
     def _second(self, second: int) -> list[Verdict]:
         counts = self.world.step(float(second), second + 1.0)
-        rounds = [self._confirm(second + at) for at in ROUNDS_AT_S]
+        rounds = [self._confirm(second + ROUNDS_AT_S[0])]
+        if self._episode is not None and self._episode.is_quick:
+            rounds.append(self._confirm(second + ROUNDS_AT_S[1]))
         fresh = any(c.end_s + TIMEOUT_S > second for c in self._known_rounds(second + 1))
         self._lists.append(counts)
         while self._lists[0].start_s < second - QUIET_S - WINDOW_S:

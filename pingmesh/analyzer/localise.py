@@ -135,7 +135,8 @@ def _suspect(search: Search, chosen: Sequence[Chosen], i: int) -> Suspect:
     sent = sum(h.crossed(search.given(chosen), s) for s in x.singles)
     lost = min(lost, sent)
     rivals = search.rivals(others, x)
-    masses = [math.exp(min(r.worth - x.worth, 50.0)) for r in rivals]
+    # What the search merged may be worth less than one of its parts by itself, and is no less likely for it.
+    masses = [math.exp(min(r.worth - x.worth, 0.0)) for r in rivals]
     candidate, named = h.components.named(x.singles), [h.components.named(r.singles) for r in rivals]
     equal = [abs(r.score - x.score) < EQUAL for r in rivals]
     own = 1 + sum(m for m, e, c in zip(masses, equal, named, strict=True) if e and c.is_same_component(candidate))

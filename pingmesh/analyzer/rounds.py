@@ -1,7 +1,7 @@
 """Active confirmation: probe the doubtful flows and their neighbours harder, ask both ends what arrived.
 
-A round is sent within some tenths of a second, and is judged when its last probes have come back or timed out. The next
-one is sent meanwhile.
+A round is sent within some tenths of a second, and is judged when its last probes have come back or timed out. The
+first ones of an episode overlap: the next is sent meanwhile.
 """
 
 from __future__ import annotations

@@ -391,7 +391,7 @@ class Analyzer:
                     self._episode = None
 
     async def _confirm(self, episode: Episode) -> None:
-        """Rounds until the episode is over. The next is sent while the last waits for what may yet come back."""
+        """Rounds until the episode is over: first quick ones, of which two may be under way, then one after another."""
         async with asyncio.TaskGroup() as rounds:
             last = None
             while self._episode is episode:
@@ -404,6 +404,8 @@ class Analyzer:
                 if last is not None:
                     await last
                 last = this
+                if not episode.is_quick:
+                    await this
             if last is not None:
                 last.cancel()  # a new suspicion must not wait for it
 

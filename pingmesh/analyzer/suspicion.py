@@ -23,6 +23,9 @@ ONSET_NATS = 5.0
 """Log likelihood ratio from which on the rate of new doubts has risen."""
 CLEAN_ROUNDS, MAX_ROUNDS, ROUNDS_AFTER_OPEN = 4, 12, 3
 """So many clean rounds in a row, rounds at all or rounds beside an open incident end an episode."""
+QUICK_ROUNDS = 3
+"""So many rounds follow one another closely; later ones wait for the last, so that what comes and goes, as a port that
+flaps, meets more than one of them in one episode."""
 LEAST_SPAN_NS = 200_000_000
 """Shorter times are as chance has it."""
 
@@ -70,6 +73,11 @@ class Episode:
     def confirmed(self, lost: int, noted: int) -> None:
         """A round of confirmation is over that lost so many packets; `noted` is what it was when that was planned."""
         self.clean_rounds = 0 if lost or self.noted > noted else self.clean_rounds + 1
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether the next round is sent while the last waits for what may yet come back."""
+        return self.rounds < QUICK_ROUNDS
 
     @property
     def is_told(self) -> bool:

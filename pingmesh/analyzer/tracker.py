@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -219,11 +219,19 @@ def _shows_again(track: Track, now: int) -> bool:
     if more_lost < max(1.0, AGAIN * before_lost / max(before_sent, 1) * more_sent):
         return False
     m = evidence.get("moments")
-    if not isinstance(m, dict) or not m.get("lost"):
+    return not isinstance(m, dict) or shows_elsewhere(m)
+
+
+def shows_elsewhere(moments: Mapping[str, int]) -> bool:
+    """Whether enough was lost outside the worst moment (`sum_up`); True where nobody knows when it was.
+
+    A burst is remembered for a minute, and a stray loss comes soon.
+    """
+    m = moments
+    if not m.get("lost"):
         return True
-    # A burst is remembered for a minute, and a stray loss comes soon.
     other_sent, other_lost = m["sent"] - m["worst_sent"], m["lost"] - m["worst_lost"]
-    return bool(other_lost >= max(LEAST_ELSEWHERE, ELSEWHERE * m["lost"] / m["sent"] * other_sent))
+    return other_lost >= max(LEAST_ELSEWHERE, ELSEWHERE * m["lost"] / m["sent"] * other_sent)
 
 
 def _is_vaguer(new: Verdict, old: Verdict) -> bool:

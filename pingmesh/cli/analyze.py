@@ -85,7 +85,11 @@ def run(args: argparse.Namespace) -> int:
             else:
                 recording.add(rows)
             progress.say(f"file {number} of {len(paths)}: {recording.counted.rows} rows read")
-    analysis = analyst.analyse(recording, lambda done, of: progress.say(f"window {done} of {of} judged"))
+    analysis = analyst.analyse(
+        recording,
+        lambda done, of: progress.say(f"window {done} of {of} judged"),
+        lambda done, of: progress.say(f"{done} of {of} pairs looked up"),
+    )
     answer = to_json(analysis, recording)
     print(json.dumps(answer, indent=2) if args.json else "\n".join(lines(answer)))
     return CODES[analysis.verdict]

@@ -12,7 +12,7 @@ from pingmesh.analyzer.components import Components, compile_components
 from pingmesh.analyzer.host_rules import SECOND, HostView
 from pingmesh.analyzer.localise import Suspect
 from pingmesh.analyzer.symptoms import per_class, symptom_of
-from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Track, Tracker
+from pingmesh.analyzer.tracker import HOST_SYMPTOMS, SURE_RATE, Track, Tracker, shows_elsewhere
 from pingmesh.analyzer.waits import USUAL
 from pingmesh.incidents import Incident
 from pingmesh.messages import FindingReport, Verdict
@@ -102,10 +102,18 @@ class Analyst:
         """An empty one that numbers elements as this analyst does."""
         return Recording(self._topology, self.index, self._window_ns)
 
-    def analyse(self, recording: Recording, progress: Callable[[int, int], None] = lambda done, of: None) -> Analysis:
-        """Judge it all. A look costs O(keys) and an inference; there are three a window and one at the end."""
+    def analyse(
+        self,
+        recording: Recording,
+        progress: Callable[[int, int], None] = lambda done, of: None,
+        looked_up: Callable[[int, int], None] = lambda done, of: None,
+    ) -> Analysis:
+        """Judge it all. A look costs O(keys) and an inference; there are three a window and one at the end.
+
+        `progress` is told of windows that are judged, `looked_up` of pairs whose possible paths were looked up.
+        """
         out = Analysis()
-        evidence = Evidence(recording, self.index)
+        evidence = Evidence(recording, self.index, looked_up)
         hosts = HostHistory(self._topology, self._window_ns, recording.reached)
         facts = by_window(recording.facts, self._window_ns)
         windows = evidence.windows.tolist()
@@ -313,7 +321,8 @@ class Analyst:
             v = self._loss_verdict(evidence, sums, s, windows[0] * self._window_ns)
             # Equals share the confidence: together they have it.
             sure = s.confidence * (1 + len(s.equals)) >= SURE
-            if s.lost >= MIN_LOST and sure and not (self._elements_of(v) & named):
+            told = s.lost >= MIN_LOST and sure and not (self._elements_of(v) & named)
+            if told and (s.rate >= SURE_RATE or shows_elsewhere(evidence.moments(s.candidate.elements))):
                 self._open_incident(v, v.since_ns, out)
         out.packets, out.lost = int(sums.sent.sum()), int(sums.lost.sum())
         out.coverage = self._coverage(evidence, sums)
@@ -329,6 +338,8 @@ class Analyst:
 
     def _conclude(self, evidence: Evidence, recording: Recording, out: Analysis) -> None:
         out.findings = list({(f.kind, f.subject): f for f in out.findings}.values())
+        since = int(evidence.windows[0]) * self._window_ns if len(evidence.windows) else 0
+        out.findings += [FindingReport(kind="paths", subject="records", since_ns=since, text=t) for t in evidence.said]
         counted = recording.counted
         if any(i.symptom not in HOST_SYMPTOMS for i in out.incidents):
             out.verdict = "network"

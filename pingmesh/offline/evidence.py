@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,8 +14,6 @@ from pingmesh.analyzer.table import Bools, Ints, Table, expand, pointer
 from pingmesh.offline.pathsets import MOST_ALTERNATIVES, Alternatives, Parts, PathSets, mixed_table, stacked
 from pingmesh.offline.recording import Keys, Recording
 from pingmesh.records.model import ACK, PROBE, ROUND_TRIP
-
-log = logging.getLogger(__name__)
 
 MOST_PATHS = 60_000
 """Possible paths of flows of unknown path that are weighed one by one in a table, as in the running analyzer. Of more,
@@ -82,6 +79,17 @@ class Evidence:
             out.append(total)
         return Sums(*out)
 
+    def moments(self, elements: frozenset[str]) -> dict[str, int]:
+        """Packets of flows that surely cross: of all windows, and of that in which most were lost (see `sum_up`)."""
+        crossed = self.crossing(elements)[self._cells[0]]
+        _, at = np.unique(self._window[crossed], return_inverse=True)
+        sent, lost = (np.bincount(at, weights=c[crossed]).astype(np.int64) for c in self._cells[1:3])
+        if not len(lost):
+            return {"sent": 0, "lost": 0, "worst_sent": 0, "worst_lost": 0}
+        worst = int(np.argmax(lost))
+        all_sent, all_lost = int(sent.sum()), int(lost.sum())
+        return {"sent": all_sent, "lost": all_lost, "worst_sent": int(sent[worst]), "worst_lost": int(lost[worst])}
+
     def timed(self) -> Bools:
         """The keys that have round trips in any window, (keys,)."""
         return np.bincount(self._cells[0], weights=self._cells[3], minlength=len(self.keys)) > 0
@@ -91,7 +99,10 @@ class Evidence:
         return self._table(s.sent, s.lost, s.sent > 0, self.keys.known)
 
     def slow(self, s: Sums, threshold_ns: float) -> Table:
-        """Round trips over both ways: all of a flow count as slow if their mean is over the threshold."""
+        """Round trips over both ways: all of a flow count as slow if their mean is over the threshold.
+
+        Of rows that are round trips the ECMP set is enough, where the path is not known.
+        """
         timed = s.rtts > 0
         slow = np.where(timed & (s.rtt_sum_ns > threshold_ns * np.maximum(s.rtts, 1)), s.rtts, 0)
         k = self.keys
@@ -105,7 +116,7 @@ class Evidence:
         elements = np.concatenate((k.path_elements[flat], k.path_elements[more[keep]]))
         row = np.concatenate((owner, back_owner[keep]))
         order = np.argsort(row, kind="stable")
-        return mixed_table(
+        known = mixed_table(
             len(self._index),
             pointer(np.bincount(row, minlength=len(there))),
             elements[order],
@@ -114,6 +125,8 @@ class Evidence:
             np.empty(0, np.int64),
             (np.empty(0), np.empty(0)),
         )
+        hidden = timed & ~k.known & (k.role == ROUND_TRIP)
+        return stacked(known, self._table(s.rtts, slow, hidden, k.known)) if hidden.any() else known
 
     def crossing(self, elements: frozenset[str]) -> Bools:
         """The keys of which every possible path crosses one of the elements, (keys,)."""
@@ -195,7 +208,6 @@ class Evidence:
     def _say(self, what: str) -> None:
         if what not in self.said:
             self.said.append(what)
-            log.warning("%s", what)
 
     def _assign_sets(self) -> Ints:
         """The path set of each key without a path; -1 where it has one, or where nothing joins its ends. The paths

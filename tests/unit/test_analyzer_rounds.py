@@ -1,4 +1,4 @@
-"""Rounds of confirmation follow one another closely: the next is sent while the last waits for time-outs."""
+"""The first rounds of confirmation overlap, later ones follow one another."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pingmesh.analyzer.flows import Flow
 from pingmesh.analyzer.host_rules import SECOND
 from pingmesh.analyzer.rounds import Begun, RoundResult
 from pingmesh.analyzer.service import Analyzer
-from pingmesh.analyzer.suspicion import CLEAN_ROUNDS, Episode
+from pingmesh.analyzer.suspicion import CLEAN_ROUNDS, QUICK_ROUNDS, Episode
 from pingmesh.config import Settings
 from pingmesh.messages import LOST, Event
 from topology.generate import leaf_spine
@@ -66,13 +66,15 @@ async def confirming(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Ana
         await task
 
 
-async def test_one_round_is_sent_while_another_waits_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_quick_rounds_are_sent_while_another_waits_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     async with confirming(monkeypatch) as (_, rounds):
         assert await rounds.begun(2)
         rounds.end(2)
         assert await rounds.begun(2), "the first still waits"
         rounds.end(1)
-        assert await rounds.begun(4)
+        for number in range(QUICK_ROUNDS, CLEAN_ROUNDS + 1):
+            assert await rounds.begun(number), "one after another"
+            rounds.end(number)
 
 
 async def test_what_is_doubted_while_a_round_waits_keeps_the_episode_from_being_over(
@@ -85,7 +87,7 @@ async def test_what_is_doubted_while_a_round_waits_keeps_the_episode_from_being_
         episode.add(FLOW, DOUBT, T)
         rounds.end(1)
         rounds.end(2)
-        assert await rounds.begun(4)
+        assert await rounds.begun(3)
         assert episode.clean_rounds == 0, "both were planned before"
         for number in range(3, 3 + CLEAN_ROUNDS):
             assert a._episode is episode
@@ -96,16 +98,18 @@ async def test_what_is_doubted_while_a_round_waits_keeps_the_episode_from_being_
 
 async def test_a_new_episode_does_not_wait_for_the_last_ones_round(monkeypatch: pytest.MonkeyPatch) -> None:
     async with confirming(monkeypatch) as (a, rounds):
-        for number in range(1, 1 + CLEAN_ROUNDS):
-            assert await rounds.begun(number + 1)
-            rounds.end(number)
-        await rounds.begun(0)
+        assert await rounds.begun(2)
+        assert a._episode is not None
+        a._episode.doubts.clear()
+        rounds.end(1)
+        assert await rounds.begun(2)
+        assert a._episode is None
         a._episode = Episode(T)
         a._episode.add(FLOW, DOUBT, T)
         a._suspicion.set()
         await asyncio.sleep(0.04)
-        assert await rounds.begun(1 + CLEAN_ROUNDS + 2)
-        assert rounds.ends[CLEAN_ROUNDS].cancelled()
+        assert await rounds.begun(4)
+        assert rounds.ends[1].cancelled()
 
 
 async def test_a_round_that_fails_ends_its_episode_and_not_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
