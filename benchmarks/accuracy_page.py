@@ -11,7 +11,7 @@ BEGIN, END = "<!-- figures of benchmarks/accuracy.py -->", "<!-- end of figures 
 
 HEAD = f"""# How well faults are named
 
-    benchmarks/accuracy.py --seed 60000 --json accuracy.json --docs docs/accuracy.md
+    benchmarks/accuracy.py --seed 61000 --json accuracy.json --docs docs/accuracy.md
 
 puts faults at random places of simulated fabrics (`pingmesh/simulate/`) and watches with the product's inference until
 they are named or a minute has passed. The lists give every directed switch link 10 probes/s, in three classes; both

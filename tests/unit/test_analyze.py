@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -201,8 +202,10 @@ def test_a_healthy_recording_with_stalls_and_restarts_is_innocent(
     assert answer["counted"]["rows"] == answer["counted"]["evidence"] + sum(answer["counted"]["set_aside"].values())
 
 
-def pings(path: Path, dead: str, rows: int = 4000) -> None:
-    """What a plain pinger writes: addresses, no path; one RNIC answers nothing."""
+def pings(
+    path: Path, sick: str, rows: int = 4000, loses: Callable[[int], bool] = lambda row: True, us: int = 12
+) -> None:
+    """What a plain pinger writes, 200 rows a second: addresses, no path; one RNIC loses rows, or takes some us."""
     rng = np.random.default_rng(3)
     rnics = list(FABRIC.rnics.values())
     with path.open("w", newline="") as f:
@@ -210,8 +213,8 @@ def pings(path: Path, dead: str, rows: int = 4000) -> None:
         out.writerow(["source_ip", "target_ip", "source_port", "at", "rtt_us"])
         for i in range(rows):
             a, b = rng.choice(len(rnics), 2, replace=False)
-            lost = dead in (rnics[a].name, rnics[b].name)
-            rtt = "" if lost else f"{rng.normal(12, 1):.2f}"
+            is_sick = sick in (rnics[a].name, rnics[b].name)
+            rtt = "" if is_sick and loses(i) else f"{rng.normal(us if is_sick else 12, 1):.2f}"
             out.writerow([rnics[a].address, f"::ffff:{rnics[b].address}", 50000 + i % 64, 1_700_000_000 + i / 200, rtt])
 
 
@@ -232,6 +235,25 @@ def test_pings_of_another_system(tmp_path: Path, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     assert shown.startswith("NETWORK")
     assert "not in the topology: ends in 1 rows, most of 192.0.2.1 (1)" in shown
+
+
+def test_delays_in_pings_of_another_system(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pings(tmp_path / "pings.csv", "h6/rnic0", loses=lambda row: False, us=9000)
+    answer = analyze(capsys, "--records", str(tmp_path / "pings.csv"), "--columns", COLUMNS, code=1)
+    named = [(i["component"], i["direction"], i["symptom"]) for i in answer["incidents"]]
+    assert named == [("h6/rnic0", None, "high_rtt")]
+
+
+@pytest.mark.parametrize(
+    ("loses", "names"), [(lambda row: 2000 <= row < 2100, []), (lambda row: row % 40 == 0, ["h6/rnic0"])]
+)
+def test_what_is_lost_in_one_window_is_no_fault_of_the_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], loses: Callable[[int], bool], names: list[str]
+) -> None:
+    pings(tmp_path / "pings.csv", "h6/rnic0", 12_000, loses)
+    answer = analyze(capsys, "--records", str(tmp_path / "pings.csv"), "--columns", COLUMNS, code=len(names))
+    assert [i["component"] for i in answer["incidents"]] == names
+    assert answer["counted"]["lost"] > 10
 
 
 @pytest.mark.parametrize(
