@@ -126,7 +126,7 @@ def tilted_run(g: Ground, c: Candidate, number: int, threshold: float, rng: np.r
     world.enough = enough
     for o in watched(g, world, number, threshold, c.component):
         v = o.verdict
-        if (v.component, v.component_type) == (c.component, c.type) and v.direction in (c.direction, "both"):
+        if (v.component, v.component_type) == (c.component, c.type) and v.direction in (c.direction, "both", None):
             return world.weight(int(o.at_s))
     return 0.0
 
@@ -177,6 +177,14 @@ def sample(g: Ground, runs: int, threshold: float, seed: int, most_s: float) -> 
         if (done + 1) % 100 == 0:
             print(f"{time.monotonic() - began:7.0f} s  {done + 1} of {runs} runs", file=sys.stderr, flush=True)
     return out
+
+
+def together(studies: Sequence[Sequence[Estimate]]) -> list[Estimate]:
+    """The runs of several studies as those of one."""
+    return [
+        Estimate(some[0].kind, some[0].components, [w for e in some for w in e.weights])
+        for some in zip(*studies, strict=True)
+    ]
 
 
 def plain(g: Ground, runs: int, threshold: float, seed: int) -> int:
@@ -251,8 +259,12 @@ def main() -> None:
     parser.add_argument("--check", type=int, default=0, metavar="N", help="plain runs, and as many tilted ones")
     parser.add_argument("--rnics", type=int, default=10_000, metavar="N", help="of the large fabric (default 10000)")
     parser.add_argument("--threshold", type=float, default=THRESHOLD, metavar="NATS", help="of the localiser")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--most-s", type=float, default=math.inf, metavar="S", help="start no run after so long")
+    parser.add_argument(
+        "--seed", type=int, nargs="+", default=[0], metavar="N", help="of several, runs are put together"
+    )
+    parser.add_argument(
+        "--most-s", type=float, default=math.inf, metavar="S", help="start no run after so long, of each seed"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--docs", type=Path, metavar="FILE", help="put the figures between their markers there")
     args = parser.parse_args()
@@ -260,11 +272,12 @@ def main() -> None:
         figures_page.require(args.docs, BEGIN, END)
     g = ground("three tiers")
     scale = args.rnics / len(g.fabric.rnics)
-    estimates = sample(g, args.runs, args.threshold + math.log(scale), args.seed, args.most_s)
+    threshold = args.threshold + math.log(scale)
+    estimates = together([sample(g, args.runs, threshold, seed, args.most_s) for seed in args.seed])
     result: dict[str, object] = {"rnics": args.rnics, **told(estimates, scale)}
     if args.check:
-        found = plain(g, args.check, LOW_THRESHOLD, args.seed)
-        some = sample(g, args.check, LOW_THRESHOLD, args.seed + 1, args.most_s)
+        found = plain(g, args.check, LOW_THRESHOLD, args.seed[0])
+        some = sample(g, args.check, LOW_THRESHOLD, args.seed[-1] + 1, args.most_s)
         result["check"] = {
             "threshold": LOW_THRESHOLD,
             "runs": args.check,

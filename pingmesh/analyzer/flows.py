@@ -39,10 +39,10 @@ _MOST_SHARED = 20_000
 _STAYED: frozenset[str] = frozenset()
 UNSTABLE_NS = 60 * 1_000_000_000
 """For this long after a tuple was seen to move, its earlier paths are possible too."""
-LEAST_SPARE = 15.0
-"""Probes/s that a rate cap leaves for confirmations, at the least: the planner fills nine tenths of 150."""
 SETTLED_NS = 4 * UNSTABLE_NS
 """So long after its last move nothing that is still judged was sent on another path."""
+LEAST_SPARE = 15.0
+"""Probes/s that a rate cap leaves for confirmations, at the least: the planner fills nine tenths of 150."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,8 @@ class Begun:
     """A round whose probes are on their way."""
 
     began: int
+    number: int
+    """Of the episode, from 1."""
     noted: int
     """What the episode had noted until then."""
     requests: list[Request]
@@ -73,7 +75,8 @@ class Rounds:
         episode.rounds += 1
         began = self._clock.now()
         started = [(r, *self._start(r, count)) for r in requests]
-        return Begun(began, episode.noted, requests, elements, started, self._sending_s(requests, count))
+        sending_s = self._sending_s(requests, count)
+        return Begun(began, episode.rounds, episode.noted, requests, elements, started, sending_s)
 
     def _sending_s(self, requests: list[Request], count: int) -> float:
         """Until the slowest RNIC has sent its probes: those that its rate cap does not leave room for take longer."""

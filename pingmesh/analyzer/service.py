@@ -410,7 +410,6 @@ class Analyzer:
                 last.cancel()  # a new suspicion must not wait for it
 
     async def _finish(self, begun: Begun, episode: Episode) -> None:
-        number = episode.rounds
         result = await self._rounds.finish(begun, episode)
         self._store.add(result.samples)
         self._note(result.samples)
@@ -420,7 +419,7 @@ class Analyzer:
         log.info(
             "confirmation",
             extra={
-                "round": number,
+                "round": begun.number,
                 "packets": sum(s.sent for s in result.samples),
                 "lost": result.lost,
                 "silent": sorted(result.silent),

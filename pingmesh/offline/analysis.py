@@ -32,8 +32,6 @@ SLOW_FACTOR = 8
 SLOW_FLOWS = 3
 TIMED_FLOWS = 10
 CLOSE_PACKETS = 30
-SURE = 0.95
-"""Confidence from which on the recording as a whole names what no minute did."""
 LEAST_PACKETS = 100
 """Fewer are not enough for any verdict."""
 LARGE = frozenset({"large"})
@@ -91,10 +89,11 @@ class Analyst:
         for c in candidates:
             key = (c.component, c.type)
             self._elements[key] = self._elements.get(key, frozenset()) | c.elements
+        self._open_confidence = open_confidence
         self._tracker = Tracker(open_confidence, int(close_after_s * SECOND))
         self._open: dict[str, Incident] = {}
         self._named: dict[str, list[int]] = {}
-        """Windows that name a component by themselves, until its incident is over."""
+        """Windows that name a component by themselves, while it is under suspicion or in an open incident."""
         self._numbered = 0
         self._judged_from = 0
 
@@ -164,6 +163,7 @@ class Analyst:
             self._close_incident(evidence, name, now)
         for name in self._tracker.closed(now):
             self._close_incident(evidence, name, now)
+        self._named = {name: named for name, named in self._named.items() if name in self._tracker.tracks}
 
     def _suspects(self, evidence: Evidence, sums: Sums) -> list[Suspect]:
         return online(evidence.losses(sums), self.components, noise=self._noise)
@@ -319,8 +319,9 @@ class Analyst:
         )
         for s in self._suspects(evidence, sums):
             v = self._loss_verdict(evidence, sums, s, windows[0] * self._window_ns)
-            # Equals share the confidence: together they have it.
-            sure = s.confidence * (1 + len(s.equals)) >= SURE
+            # Components that explain it equally well share the confidence: together they have it.
+            alike = {(e.component, e.type) for e in (s.candidate, *s.equals)}
+            sure = s.confidence * len(alike) >= self._open_confidence
             told = s.lost >= MIN_LOST and sure and not (self._elements_of(v) & named)
             if told and (s.rate >= SURE_RATE or shows_elsewhere(evidence.moments(s.candidate.elements))):
                 self._open_incident(v, v.since_ns, out)

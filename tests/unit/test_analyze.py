@@ -170,6 +170,15 @@ def test_the_rate_is_that_of_the_time_it_lasted(
     assert incident["rate"] == pytest.approx(rate, rel=0.25)
 
 
+def test_a_stray_suspicion_long_before_dilutes_no_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    where = "component: leaf1--spine2, direction: leaf1->spine2"
+    short = [f"{{kind: loss, {where}, rate: 0.3, start_s: {s}, end_s: {s + 3}}}" for s in (11, 91)]
+    long = f"{{kind: loss, {where}, rate: 0.1, start_s: 180, end_s: 240}}"
+    out = simulate(tmp_path, f"faults: [{', '.join([*short, long])}]", 54)
+    (incident,) = analyze(capsys, "--records", str(out), code=1)["incidents"]
+    assert incident["rate"] == pytest.approx(0.1, rel=0.25)
+
+
 def test_round_trips_do_not_tell_which_side_of_an_rnic_is_slow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,9 +13,10 @@ from pingmesh.analyzer.flows import Flow
 from pingmesh.analyzer.host_rules import SECOND
 from pingmesh.analyzer.rounds import Begun, RoundResult
 from pingmesh.analyzer.service import Analyzer
-from pingmesh.analyzer.suspicion import CLEAN_ROUNDS, QUICK_ROUNDS, Episode
+from pingmesh.analyzer.suspicion import CLEAN_ROUNDS, QUICK_ROUNDS, Episode, Request
 from pingmesh.config import Settings
-from pingmesh.messages import LOST, Event
+from pingmesh.messages import LOST, Event, Peer, ProbeClass, ProbeList
+from pingmesh.messages import Flow as Entry
 from topology.generate import leaf_spine
 
 T = 1_800_000_000 * SECOND
@@ -32,7 +33,7 @@ class Rounds:
     def begin(self, episode: Episode) -> Begun:
         episode.rounds += 1
         self.ends.append(asyncio.get_running_loop().create_future())
-        return Begun(T + len(self.ends), episode.noted, [], [], [], 0.0)
+        return Begun(T + len(self.ends), episode.rounds, episode.noted, [], [], [], 0.0)
 
     async def finish(self, begun: Begun, episode: Episode) -> RoundResult:
         return await self.ends[begun.began - T - 1]
@@ -48,6 +49,14 @@ class Rounds:
         return len(self.ends) == number
 
 
+async def suspect(a: Analyzer) -> None:
+    """A probe is lost; a moment later the first round begins."""
+    a._episode = Episode(T)
+    a._episode.add(FLOW, DOUBT, T)
+    a._suspicion.set()
+    await asyncio.sleep(0.04)
+
+
 @asynccontextmanager
 async def confirming(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Analyzer, Rounds]]:
     monkeypatch.setattr(service, "ROUND_GAP_S", 0.0)
@@ -55,11 +64,8 @@ async def confirming(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Ana
     a, rounds = Analyzer(Settings(cluster="lab"), leaf_spine(2, 2, 1, 1)), Rounds()
     a._rounds = rounds  # type: ignore[assignment]
     a._bus.connected.set()
-    a._episode = Episode(T)
-    a._episode.add(FLOW, DOUBT, T)
-    a._suspicion.set()
     task = asyncio.create_task(a._confirmations())
-    await asyncio.sleep(0.04)
+    await suspect(a)
     yield a, rounds
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -104,10 +110,7 @@ async def test_a_new_episode_does_not_wait_for_the_last_ones_round(monkeypatch: 
         rounds.end(1)
         assert await rounds.begun(2)
         assert a._episode is None
-        a._episode = Episode(T)
-        a._episode.add(FLOW, DOUBT, T)
-        a._suspicion.set()
-        await asyncio.sleep(0.04)
+        await suspect(a)
         assert await rounds.begun(4)
         assert rounds.ends[1].cancelled()
 
@@ -118,8 +121,30 @@ async def test_a_round_that_fails_ends_its_episode_and_not_the_watch(monkeypatch
         rounds.ends[0].set_exception(RuntimeError("unreadable"))
         assert await rounds.begun(2)
         assert a._episode is None
-        a._episode = Episode(T)
-        a._episode.add(FLOW, DOUBT, T)
-        a._suspicion.set()
-        await asyncio.sleep(0.04)
+        await suspect(a)
         assert await rounds.begun(4)
+
+
+@pytest.mark.parametrize(
+    ("max_rate", "interval_us", "flows", "seconds"),
+    [
+        (150.0, 100_000, 1, 0.2),  # 10 probes each 20 ms
+        (150.0, 20_000, 3, 0.3),  # 30 at 100/s
+        (150.0, 20_000, 6, 0.4),  # agents give up at some time
+        (50.0, 20_000, 1, 0.4),  # 10 at 15/s
+    ],
+)
+def test_the_next_round_waits_until_the_rate_cap_let_this_one_out(
+    max_rate: float, interval_us: int, flows: int, seconds: float
+) -> None:
+    a = Analyzer(Settings(cluster="lab"), leaf_spine(2, 2, 1, 1))
+    peers = [Peer(2, "h2/rnic0", "::ffff:10.0.0.1", 20, 1, 1, 4096)]
+    entry = Entry(0, 2, 50_000, 0, 1, interval_us, 2)
+    a.book.add_list(
+        ProbeList(
+            cluster="lab", host="h1", device="rnic0", number=1, list_version=1, classes=[ProbeClass()],
+            flows=[entry], peers=peers, max_rate=max_rate,
+        )
+    )  # fmt: skip
+    request = Request(1, 1, tuple(range(flows)), -1)
+    assert a._rounds._sending_s([request], 10) == pytest.approx(seconds)
