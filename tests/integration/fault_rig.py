@@ -174,6 +174,14 @@ class Rig:
         """Take back."""
         return [t.public() for t in await self.faults.clear(id)]
 
+    async def op_clear_amid(self, src: str, dst: str, count: int) -> dict[str, Any]:
+        """Take back while packets are on their way, as `send` sends them; what was sent is told as well."""
+        sending = asyncio.create_task(asyncio.to_thread(self.op_send, src, dst, count=count))
+        await asyncio.sleep(0.1)
+        cleared = await self.op_clear()
+        still_sending = not sending.done()
+        return {"cleared": cleared, "still_sending": still_sending, "sent": await sending}
+
 
 async def main() -> None:
     rig = await asyncio.to_thread(Rig, int(sys.argv[1]))

@@ -113,6 +113,17 @@ def test_black_hole_takes_all_of_its_flows_and_counts_them(rig: Rig) -> None:
     assert rig("send", src="h3", dst="h1")["received"] == 320
 
 
+def test_what_a_cleared_fault_counted_is_all_that_it_dropped(rig: Rig) -> None:
+    """Packets keep coming while it is cleared: none is dropped after the counters were read."""
+    rig.add("link leaf1 spine1 --loss 100% --direction forward")
+    out = rig("clear_amid", src="h1", dst="h3", count=2000)
+    assert out["still_sending"], "all was sent before the fault was cleared"
+    (cleared,) = out["cleared"]
+    lost = out["sent"]["sent"] - out["sent"]["received"]
+    assert 0 < lost < out["sent"]["sent"] / 4
+    assert cleared["counters"] == {"leaf1->spine1": {"dropped": lost, "probes": lost}}
+
+
 def test_reverse_is_the_other_direction(rig: Rig) -> None:
     assert rig.add("link leaf1 spine1 --loss 100% --direction reverse")["direction"] == "spine1->leaf1"
     assert rig("send", src="h1", dst="h3")["received"] == 320

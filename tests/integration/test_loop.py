@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from loop_rig import (
     Json,
     Port,
     Since,
+    Tuple5,
     closes,
     counted_tuples,
     counting_tuples,
@@ -25,7 +27,7 @@ from loop_rig import (
 )
 
 from controller import client
-from pingmesh.analyzer.flows import ACK, PROBE, FlowBook
+from pingmesh.analyzer.flows import ACK, PROBE, Elements, Flow, FlowBook
 from pingmesh.lab.client import Lab
 from pingmesh.lab.judge import FABRIC
 from pingmesh.messages import Paths, ProbeList, Summary
@@ -86,8 +88,20 @@ def untraced(book: FlowBook) -> list[str]:
 
 def traced(book: FlowBook) -> list[int]:
     """How many tuples' paths are known, of probes and of ACKs."""
-    flows = list(book.current())
-    return [sum(len(book.paths_at(f, role, FOR_EVER)) == 1 for f in flows) for role in (PROBE, ACK)]
+    roles = [role for _, role, _ in traced_tuples(book).values()]
+    return [roles.count(PROBE), roles.count(ACK)]
+
+
+def traced_tuples(book: FlowBook) -> dict[Tuple5, tuple[Flow, int, Elements]]:
+    """The tuples whose path is known: flow, role and path of each."""
+    found = {}
+    for flow in book.current():
+        for role, (a, b) in ((PROBE, (flow.src, flow.dst)), (ACK, (flow.dst, flow.src))):
+            paths = book.paths_at(flow, role, FOR_EVER)
+            if len(paths) == 1:
+                ends = [str(book.topology.rnics[name].address) for name in (a, b)]
+                found[ends[0], ends[1], flow.sport] = (flow, role, paths[0])
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +121,12 @@ def even(seen: dict[Port, int]) -> bool:
     return max(seen.values()) <= 1.5 * min(seen.values()) + 5
 
 
+def several(counted: dict[Tuple5, dict[Port, int]], book: FlowBook) -> list[int]:
+    """Of how many traced tuples the switches counted several packets, of probes and of ACKs."""
+    roles = [role for t, (_, role, _) in traced_tuples(book).items() if sum(counted.get(t, {}).values()) > 3]
+    return [roles.count(PROBE), roles.count(ACK)]
+
+
 @in_lab("two tiers", "three tiers")
 def test_traced_paths_are_those_that_the_routers_count(lab: Lab, heard: Heard) -> None:
     """Every tuple whose path the agents have traced goes through the ports of that path, and through no other."""
@@ -114,35 +134,30 @@ def test_traced_paths_are_those_that_the_routers_count(lab: Lab, heard: Heard) -
     # Switches start to count, and are read, one after the other: a confirmation may come between, not three times.
     for _ in range(3):
         with counting_tuples(lab):
-            poll(lambda: min(sum(c.values()) for c in counted_tuples(lab).values()) > 3, 20, lambda: "few packets")
+            poll(lambda: min(several(counted_tuples(lab), book_of(*heard))) >= 50, 20, lambda: "few packets")
             counted = counted_tuples(lab)
         if all(even(seen) for seen in counted.values()):
             break
     book = book_of(*heard)
     assert not book.mismatches
-    compared = {PROBE: 0, ACK: 0}
+    compared = Counter[int]()
+    there: dict[Flow, Elements] = {}
     retraced: list[bool] = []
-    for flow in book.current():
-        address = [str(lab.topology.rnics[name].address) for name in (flow.src, flow.dst)]
-        known = {}
-        for role, (a, b) in ((PROBE, (flow.src, flow.dst)), (ACK, (flow.dst, flow.src))):
-            paths = book.paths_at(flow, role, FOR_EVER)
-            if len(paths) != 1:
-                continue  # not traced yet, or by its first hops only
-            source, target = address if role == PROBE else reversed(address)
-            seen = counted.get((source, target, flow.sport))
-            if seen is None:
-                continue  # a tuple of a list that is newer than the counters
-            expected = ports_on(lab.topology, a, b, paths[0])
-            assert set(seen) == expected, f"{flow}, role {role}: traced {paths[0]}, counted {seen}"
-            assert even(seen), f"{flow}, role {role}: {seen}"
-            compared[role] += 1
-            known[role] = paths[0][1:-1]
+    for tuple5, (flow, role, path) in traced_tuples(book).items():
+        seen = counted.get(tuple5)
+        if seen is None:
+            continue  # a tuple of a list that is newer than the counters
+        a, b = (flow.src, flow.dst) if role == PROBE else (flow.dst, flow.src)
+        assert set(seen) == ports_on(lab.topology, a, b, path), f"{flow}, role {role}: traced {path}, counted {seen}"
+        assert even(seen), f"{flow}, role {role}: {seen}"
+        compared[role] += 1
         # Every switch chooses for itself; where there are only two ways, half and half is what chance gives.
-        if len(known) == 2 and len(book.path_set(flow.src, flow.dst)) > 2:
-            back = ["->".join(reversed(e.split("->"))) for e in reversed(known[ACK])]
-            retraced.append(list(known[PROBE]) == back)
-    assert min(compared.values()) >= 50, f"only {compared} tuples could be compared"
+        if role == PROBE:
+            there[flow] = path
+        elif flow in there and len(book.path_set(flow.src, flow.dst)) > 2:
+            back = ["->".join(reversed(e.split("->"))) for e in reversed(path[1:-1])]
+            retraced.append(list(there[flow][1:-1]) == back)
+    assert min(compared[PROBE], compared[ACK]) >= 50, f"only {compared} tuples could be compared"
     assert sum(retraced) <= len(retraced) / 2, f"{sum(retraced)} of {len(retraced)} ACKs go back as their probes came"
 
 

@@ -23,6 +23,12 @@ class DropTables:
             self._fabric.nft(drop.node, drop.install())
             self._keys.setdefault(drop.node, set()).add(drop.key)
 
+    def stop(self, drop: Drop) -> None:
+        """Stop dropping, and keep the counters: what is read of them from now on is all that was dropped."""
+        with self._lock:
+            if drop.key in self._keys.get(drop.node, ()):
+                self._fabric.nft(drop.node, drop.stop())
+
     def remove(self, drop: Drop) -> None:
         """Stop dropping. Idempotent."""
         with self._lock:

@@ -86,6 +86,10 @@ class Drop:
             lines.append(f"add rule {t} {key}_hook {' '.join(match)} jump {key}_drop")
         return "\n".join(lines) + "\n"
 
+    def stop(self) -> str:
+        """The nft script after which no packet is dropped and none counted; the counters are still there to be read."""
+        return f"flush chain {TABLE} {self.key}_hook\n"
+
     def remove(self, last: bool) -> str:
         """The nft script that takes the rule away again; `last`: the whole table goes."""
         if last:

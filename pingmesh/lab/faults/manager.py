@@ -48,8 +48,8 @@ class _Active:
 
     truth: Truth
     undo: AsyncExitStack
-    rules: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Direction -> (node, key of the rule)."""
+    drops: dict[str, Drop] = field(default_factory=dict)
+    """By direction."""
 
 
 class FaultManager:
@@ -107,6 +107,8 @@ class FaultManager:
             cleared = []
             for i in chosen:
                 fault = self._faults[i]
+                for drop in fault.drops.values():
+                    await _blocking(self._tables.stop, drop)
                 await self._count_drops(fault)
                 await fault.undo.aclose()
                 del self._faults[i]
@@ -117,8 +119,8 @@ class FaultManager:
             return cleared
 
     async def _count_drops(self, fault: _Active) -> None:
-        for direction, (node, key) in fault.rules.items():
-            if counts := await _blocking(self._tables.counters, node, key):
+        for direction, drop in fault.drops.items():
+            if counts := await _blocking(self._tables.counters, drop.node, drop.key):
                 fault.truth.counters[direction] = counts
 
     # ------------------------------------------------------------ each kind of fault
@@ -129,7 +131,7 @@ class FaultManager:
             case Action.LOSS:
                 for direction, drop in self._drops(fault.truth.id, spec):
                     fault.undo.push_async_callback(_blocking, self._tables.remove, drop)
-                    fault.rules[direction] = (drop.node, drop.key)
+                    fault.drops[direction] = drop
                     await _blocking(self._tables.install, drop)
             case Action.CONGEST:
                 link = loss_directions(find_link(self._fabric.topology, *spec.names), spec.direction)[0]
