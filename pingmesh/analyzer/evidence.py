@@ -74,6 +74,8 @@ class Moment:
     confirmed: bool
     sent: int = 0
     lost: int = 0
+    last_lost_ns: int = 0
+    """End of the last of its samples with a loss."""
 
 
 @dataclass(slots=True, eq=False)
@@ -283,6 +285,8 @@ class Evidence:
                 m = out.setdefault((at, s.confirmed), Moment(s.confirmed))
                 m.sent += s.sent
                 m.lost += s.lost
+                if s.lost > 0:
+                    m.last_lost_ns = max(m.last_lost_ns, s.end)
         return [m for _, m in sorted(out.items(), key=lambda i: i[0])]
 
     def rtts_us(self, most: int = 1 << 20) -> Floats:

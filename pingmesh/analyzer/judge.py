@@ -157,6 +157,7 @@ class Judge:
                 "lost": s.lost,
                 "lossy_tuples": lossy_tuples(crossed),
                 "moments": sum_up(moments),
+                "last_lost_ns": max((m.last_lost_ns for m in moments), default=0),
                 "classes": {k: {"sent": v[0], "lost": v[1]} for k, v in classes.items()},
                 "flows": _shown(crossed),
             },

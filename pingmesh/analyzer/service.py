@@ -79,6 +79,10 @@ KINDS: dict[str, type[Message]] = {
 }
 
 
+class _RenewedError(Exception):
+    """The episode under confirmation was replaced by that of another fault."""
+
+
 class Analyzer:
     """One analyzer of one cluster."""
 
@@ -111,6 +115,7 @@ class Analyzer:
         self._moves = Moves()
         self._large: set[str] = set()
         self._episode: Episode | None = None
+        self._renewal = asyncio.Event()
         self._quiet_until = 0
         self._judged_from = 0
         self._covered: dict[str, int] = {}
@@ -242,6 +247,11 @@ class Analyzer:
                 self._episode = Episode(sent)
                 log.info("suspicion", extra={"flow": str(flow), "kind": event.kind})
             self._episode.add(flow, event, sent)
+            renewed = self._episode.renewed(event, sent)
+            if renewed is not self._episode:
+                self._episode = renewed
+                self._renewal.set()
+                log.info("suspicion of something else", extra={"flow": str(flow), "kind": event.kind})
             self._watch(flow.dst_host)
             self._suspicion.set()
 
@@ -386,18 +396,22 @@ class Analyzer:
             while (episode := self._episode) is not None:
                 try:
                     await self._confirm(episode)
+                except* _RenewedError:
+                    pass
                 except* Exception:
                     log.exception("a confirmation failed")
                     self._episode = None
 
     async def _confirm(self, episode: Episode) -> None:
         """Rounds until the episode is over: first quick ones, of which two may be under way, then one after another."""
+        self._renewal.clear()
         async with asyncio.TaskGroup() as rounds:
+            renewal = rounds.create_task(self._until_renewed(), name="renewal")
             last = None
             while self._episode is episode:
                 if not self._bus.connected.is_set():
                     self._episode = None
-                    return
+                    break
                 begun = self._rounds.begin(episode)
                 this = rounds.create_task(self._finish(begun, episode), name="round")
                 await asyncio.sleep(begun.sending_s + ROUND_GAP_S)
@@ -408,6 +422,11 @@ class Analyzer:
                     await this
             if last is not None:
                 last.cancel()  # a new suspicion must not wait for it
+            renewal.cancel()
+
+    async def _until_renewed(self) -> None:
+        await self._renewal.wait()
+        raise _RenewedError
 
     async def _finish(self, begun: Begun, episode: Episode) -> None:
         result = await self._rounds.finish(begun, episode)

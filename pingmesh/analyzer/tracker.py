@@ -13,7 +13,8 @@ from pingmesh.messages import Verdict
 
 HOST_SYMPTOMS = frozenset({"host_down", "agent_down", "cpu_overload"})
 STATES = HOST_SYMPTOMS | {"link_down", "switch_down", "rnic_down", "high_rtt"}
-"""Symptoms that hold as long as the judge says so; the others are counts of what is past."""
+"""Symptoms that hold as long as the judge says so, where nobody counted packets; the others, and a switch that is found
+to let nothing through, are counts of what is past."""
 FLAPPING = frozenset({"link_down", "blackhole", "rnic_down", "flap"})
 FLAP_GAP_NS = 3 * SECOND
 """A down that is only looked at once a second is still one down."""
@@ -31,6 +32,9 @@ AGAIN = 0.3
 ELSEWHERE, LEAST_ELSEWHERE = 0.5, 3
 """Part of the whole rate, and losses, that there must be outside the worst moment: whatever a burst takes of a round of
 confirmation, the loss that started it is another moment's."""
+PAST_NS = 20 * SECOND
+"""Losses that were all longer ago open nothing: they did not when they were news, and what has been sent since makes
+the rates of what they have in common differ. A report comes at most 10 s after its window began."""
 CLOSED_REPEAT_NS = 10 * SECOND
 
 
@@ -123,7 +127,7 @@ class Tracker:
         old = track.verdict
         track.last_seen = now
         track.counted_since = v.since_ns
-        is_state = v.symptom in STATES
+        is_state = v.symptom in STATES and not isinstance(v.evidence.get("sent"), int)
         is_news = is_state or track.last_bad > track.told
         if track.phase is not Phase.OPEN or (is_news and not _is_vaguer(v, old)):
             if old.symptom == "flap" and v.symptom in FLAPPING:
@@ -149,6 +153,8 @@ class Tracker:
     def _may_open(self, track: Track, unsettled: bool, now: int) -> bool:
         v = track.verdict
         if unsettled and track.looks < LOOKS_UNSURE:
+            return False
+        if 0 < _last_lost(v) < now - PAST_NS:
             return False
         if v.symptom == "high_rtt":
             return True  # the watch over delays has looked more than once before it says so
@@ -190,6 +196,12 @@ class Tracker:
         """Components closed in the last seconds: said more than once, since a message may be lost."""
         self._closed = {n: at for n, at in self._closed.items() if now - at < CLOSED_REPEAT_NS}
         return sorted(n for n in self._closed if n not in self.tracks or self.tracks[n].phase is not Phase.OPEN)
+
+
+def _last_lost(v: Verdict) -> int:
+    """When the last packet was lost that surely crossed it; 0 where nobody knows."""
+    last = v.evidence.get("last_lost_ns")
+    return last if isinstance(last, int) else 0
 
 
 def _few_tuples(v: Verdict) -> bool:

@@ -115,6 +115,19 @@ async def test_a_new_episode_does_not_wait_for_the_last_ones_round(monkeypatch: 
         assert rounds.ends[1].cancelled()
 
 
+async def test_another_faults_episode_waits_for_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with confirming(monkeypatch) as (a, rounds):
+        assert await rounds.begun(2)
+        for number in range(1, QUICK_ROUNDS):
+            rounds.end(number)
+        assert await rounds.begun(QUICK_ROUNDS), "a round that is waited for"
+        a._episode = Episode(T)
+        a._episode.add(FLOW, DOUBT, T)
+        a._renewal.set()
+        assert await rounds.begun(QUICK_ROUNDS + 2), "quick ones again"
+        assert rounds.ends[QUICK_ROUNDS - 1].cancelled()
+
+
 async def test_a_round_that_fails_ends_its_episode_and_not_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     async with confirming(monkeypatch) as (a, rounds):
         assert await rounds.begun(2)

@@ -1,5 +1,6 @@
 """Opening and closing incidents: hysteresis, refinement, flaps, and going on after a restart."""
 
+import msgspec
 import pytest
 
 from pingmesh.analyzer.tracker import Phase, Tracker
@@ -242,3 +243,24 @@ def test_a_new_analyzer_goes_on_with_open_incidents(tracker: Tracker) -> None:
     assert tracker.tracks["leaf1--spine1"].phase is Phase.OPEN
     assert not tracker.update([link()], LINK, set(), 101 * S, True), "it is open already"
     assert tracker.close(lambda t: True, 125 * S) == ["leaf1--spine1"]
+
+
+def test_a_switch_that_was_found_to_lose_everything_closes_when_nothing_is_lost_any_more(tracker: Tracker) -> None:
+    """Its losses stay in the evidence for a minute; that nobody walks its links would be a state."""
+    counted = {"sent": 5000, "lost": 5000}
+    down = Verdict(
+        component="spine1", component_type="switch", symptom="switch_down", confidence=0.99, evidence=counted
+    )
+    unwalked = msgspec.structs.replace(down, evidence={"links": ["leaf1--spine1"]})
+    for verdict, end in ((down, []), (unwalked, ["spine1"])):
+        tracker.update([verdict], SWITCH, set(), 0, True)
+        tracker.bad(tracker.open[0], 0, 3 * S)
+        for t in range(4, 24):
+            tracker.update([verdict], SWITCH, set(), t * S, True)
+        assert tracker.close(lambda _: True, 24 * S) == [c for c in ["spine1"] if c not in end]
+
+
+@pytest.mark.parametrize(("ago_s", "opens"), [(15, True), (25, False)])
+def test_losses_long_past_open_nothing(tracker: Tracker, ago_s: int, opens: bool) -> None:
+    dead = msgspec.structs.replace(link("blackhole"), rate=1.0, evidence={"last_lost_ns": (100 - ago_s) * S})
+    assert bool(tracker.update([dead], LINK, set(), 100 * S, True)) is opens
