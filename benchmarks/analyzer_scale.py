@@ -162,7 +162,7 @@ async def _replay(pipe: Connection, shape: Shape, port: int, received: Synchroni
                 await replay.until(argument)
             answer = time.process_time() - began
         elif command == "look":
-            a._episode = None
+            a._confirmations.episode = None
             looks.append(await replay.look())
             verdicts = [(v.component, v.direction) for v in a._judgement.verdicts]
             answer = (looks[-1], verdicts)

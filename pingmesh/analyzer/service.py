@@ -10,6 +10,7 @@ from typing import get_args
 
 from pingmesh import topics
 from pingmesh.analyzer.clock import Clock
+from pingmesh.analyzer.confirmation import Confirmations
 from pingmesh.analyzer.evidence import walked
 from pingmesh.analyzer.findings import Findings
 from pingmesh.analyzer.flows import Flow, FlowBook
@@ -21,10 +22,10 @@ from pingmesh.analyzer.moves import Moves
 from pingmesh.analyzer.observe import crosses, paths_of
 from pingmesh.analyzer.questions import Questions
 from pingmesh.analyzer.report_columns import read_report
-from pingmesh.analyzer.rounds import Begun, Rounds
+from pingmesh.analyzer.rounds import RoundResult, Rounds
 from pingmesh.analyzer.samples import ROUND_TRIP, Joined, Sample, SampleStore
 from pingmesh.analyzer.summary import SPAN_S, summarise_evidence
-from pingmesh.analyzer.suspicion import DOUBTFUL, WITHDRAWS, Episode
+from pingmesh.analyzer.suspicion import DOUBTFUL, WITHDRAWS
 from pingmesh.analyzer.tracker import HOST_SYMPTOMS, Track, Tracker
 from pingmesh.analyzer.waits import waits_for
 from pingmesh.bus import Bus
@@ -52,8 +53,6 @@ log = logging.getLogger(__name__)
 
 GRACE_NS = 3 * SECOND
 """After our own (re)connection or stall: agents come back and retained lists arrive."""
-ROUND_GAP_S = 0.1
-"""From the last probe of a round to the first of the next."""
 TICK_S = 1.0
 STALL_S = 2.5
 JUDGE_PAUSE_S = 0.1
@@ -77,10 +76,6 @@ KINDS: dict[str, type[Message]] = {
     topics.LIST: ProbeList,
     topics.INCIDENTS: OpenIncidents,
 }
-
-
-class _RenewedError(Exception):
-    """The episode under confirmation was replaced by that of another fault."""
 
 
 class Analyzer:
@@ -114,13 +109,13 @@ class Analyzer:
         self._rounds = Rounds(self._book, self._hosts, self._questions, self._clock, int(a.confirm_interval_ms * 1000))
         self._moves = Moves()
         self._large: set[str] = set()
-        self._episode: Episode | None = None
-        self._renewal = asyncio.Event()
+        self._confirmations = Confirmations(
+            self._rounds, self._bus.connected.is_set, self._take_round, lambda: bool(self._tracker.open)
+        )
         self._quiet_until = 0
         self._judged_from = 0
         self._covered: dict[str, int] = {}
         self._watched: set[str] = set()
-        self._suspicion = asyncio.Event()
         self._look = asyncio.Event()
         self._new_evidence = False
         self._published = b""
@@ -135,7 +130,7 @@ class Analyzer:
             tasks.create_task(self._bus.run(), name="bus")
             tasks.create_task(self._ticks(), name="ticks")
             tasks.create_task(self._looks(), name="looks")
-            tasks.create_task(self._confirmations(), name="confirmations")
+            tasks.create_task(self._confirmations.run(), name="confirmations")
 
     async def listen(self, heard: Callable[[list[Sample], int], None]) -> None:
         """Only listen, until cancelled: hand on, about once a second, the samples of windows that both ends have
@@ -238,22 +233,12 @@ class Analyzer:
             flow = self._book.flows.get((event.rnic, event.list_version, event.index))
             if flow is None or flow.src_host != message.host:
                 continue
-            if event.kind in WITHDRAWS and self._episode is not None:
-                self._episode.withdraw(flow)
+            if event.kind in WITHDRAWS and self._confirmations.episode is not None:
+                self._confirmations.episode.withdraw(flow)
             if event.kind not in DOUBTFUL or self._explained(flow):
                 continue
-            sent = event.sent_ns + offset
-            if self._episode is None:
-                self._episode = Episode(sent)
-                log.info("suspicion", extra={"flow": str(flow), "kind": event.kind})
-            self._episode.add(flow, event, sent)
-            renewed = self._episode.renewed(event, sent)
-            if renewed is not self._episode:
-                self._episode = renewed
-                self._renewal.set()
-                log.info("suspicion of something else", extra={"flow": str(flow), "kind": event.kind})
+            self._confirmations.doubt(flow, event, event.sent_ns + offset)
             self._watch(flow.dst_host)
-            self._suspicion.set()
 
     def _on_paths(self, message: Paths, now: int) -> None:
         self._hosts.on_message(message.host, message.boot, now, message.now_ns)
@@ -300,7 +285,8 @@ class Analyzer:
             if v.symptom in HOST_SYMPTOMS and v.component in (flow.src_host, flow.dst_host):
                 return True
             if any(not t.elements.isdisjoint(p) for p in paths_of(self._book, flow, ROUND_TRIP, self._clock.now())):
-                return self._episode is None or self._episode.is_told
+                episode = self._confirmations.episode
+                return episode is None or episode.is_told
         return False
 
     # ------------------------------------------------------------ tasks
@@ -316,7 +302,7 @@ class Analyzer:
                 log.warning("the analyzer itself was stalled", extra={"seconds": round(loop.time() - before, 1)})
                 self._hosts.session_started(self._clock.now())
                 self._quiet_until = self._clock.now() + GRACE_NS
-                self._episode = None
+                self._confirmations.episode = None
             self._look.set()
             beat += 1
             if beat % 2 == 0:
@@ -361,7 +347,8 @@ class Analyzer:
 
     def _since(self, now: int) -> int:
         """From when on evidence is judged: an episode goes on after an incident is over, whose losses are history."""
-        return max(self._episode.onset(), self._judged_from) if self._episode else self._quiet_since(now)
+        episode = self._confirmations.episode
+        return max(episode.onset(), self._judged_from) if episode else self._quiet_since(now)
 
     def _quiet_since(self, now: int) -> int:
         """Without suspicion: the last minute, but not what was before the open incidents began."""
@@ -370,14 +357,14 @@ class Analyzer:
         return max(since, min(began)) if began else since
 
     def _traced_since(self, now: int) -> int:
-        if self._episode is not None:
-            return self._episode.began
+        if self._confirmations.episode is not None:
+            return self._confirmations.episode.began
         return self._moves.since(now) or now - QUIET_WALK_NS
 
     async def _retrace_moved(self, now: int) -> None:
         """Where some tuples were seen to move, the others are traced too: a link may be deserted."""
         links = self._moves.to_trace(now)
-        if links and self._episode is None:
+        if links and self._confirmations.episode is None:
             await self._rounds.retrace(links, self._moves.since(now) or now)
 
     async def _retrace_deserted(self) -> None:
@@ -387,68 +374,11 @@ class Analyzer:
             links = sorted(e for t in deserted for e in t.elements if "->" in e)
             await self._rounds.retrace(links, self._clock.now(), RETRACE_TUPLES)
 
-    async def _confirmations(self) -> None:
-        while True:
-            await self._suspicion.wait()
-            self._suspicion.clear()
-            # A few milliseconds let the exceptions of other hosts join the first round.
-            await asyncio.sleep(0.03)
-            while (episode := self._episode) is not None:
-                try:
-                    await self._confirm(episode)
-                except* _RenewedError:
-                    pass
-                except* Exception:
-                    log.exception("a confirmation failed")
-                    self._episode = None
-
-    async def _confirm(self, episode: Episode) -> None:
-        """Rounds until the episode is over: first quick ones, of which two may be under way, then one after another."""
-        self._renewal.clear()
-        async with asyncio.TaskGroup() as rounds:
-            renewal = rounds.create_task(self._until_renewed(), name="renewal")
-            last = None
-            while self._episode is episode:
-                if not self._bus.connected.is_set():
-                    self._episode = None
-                    break
-                begun = self._rounds.begin(episode)
-                this = rounds.create_task(self._finish(begun, episode), name="round")
-                await asyncio.sleep(begun.sending_s + ROUND_GAP_S)
-                if last is not None:
-                    await last
-                last = this
-                if not episode.is_quick:
-                    await this
-            if last is not None:
-                last.cancel()  # a new suspicion must not wait for it
-            renewal.cancel()
-
-    async def _until_renewed(self) -> None:
-        await self._renewal.wait()
-        raise _RenewedError
-
-    async def _finish(self, begun: Begun, episode: Episode) -> None:
-        result = await self._rounds.finish(begun, episode)
+    def _take_round(self, result: RoundResult) -> None:
         self._store.add(result.samples)
         self._note(result.samples)
         self._new_evidence = True
         self._look.set()
-        episode.confirmed(result.lost, begun.noted)
-        log.info(
-            "confirmation",
-            extra={
-                "round": begun.number,
-                "packets": sum(s.sent for s in result.samples),
-                "lost": result.lost,
-                "silent": sorted(result.silent),
-                "elements": result.elements[:6],
-            },
-        )
-        await asyncio.sleep(2 * JUDGE_PAUSE_S)
-        episode.rounds_open += bool(self._tracker.open)
-        if self._episode is episode and episode.is_over:
-            self._episode = None
 
     def _watch(self, host: str) -> None:
         """Ask a host until it answers or it is clear that it does not."""

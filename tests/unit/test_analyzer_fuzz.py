@@ -253,7 +253,7 @@ class Rig:
                     book.rows.traced.sum(),
                     book.rows.confirmed.sum(),
                 ),
-                (a._hosts.hosts, a._tracker.tracks, a._episode, a._covered),
+                (a._hosts.hosts, a._tracker.tracks, a._confirmations.episode, a._covered),
                 store.state(),
             )
         )
@@ -331,7 +331,7 @@ async def confirmation(
     found = Exceptions(cluster="lab", host="h1", boot=1, now_ns=now(), events=[lost])
     rig.a._quiet_until = 0
     await rig.give(topics.EXCEPTION, encode(found), "h1")
-    episode = rig.a._episode
+    episode = rig.a._confirmations.episode
     assert episode is not None
 
     def answer(topic: topics.Topic, question: Message) -> Message | None:

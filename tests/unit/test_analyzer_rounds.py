@@ -8,20 +8,22 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from pingmesh.analyzer import service
+from pingmesh.analyzer import confirmation
+from pingmesh.analyzer.confirmation import Confirmations
 from pingmesh.analyzer.flows import Flow
 from pingmesh.analyzer.host_rules import SECOND
 from pingmesh.analyzer.rounds import Begun, RoundResult
 from pingmesh.analyzer.service import Analyzer
 from pingmesh.analyzer.suspicion import CLEAN_ROUNDS, QUICK_ROUNDS, Episode, Request
 from pingmesh.config import Settings
-from pingmesh.messages import LOST, Event, Peer, ProbeClass, ProbeList
+from pingmesh.messages import LOST, SLOW, Event, Peer, ProbeClass, ProbeList
 from pingmesh.messages import Flow as Entry
 from topology.generate import leaf_spine
 
 T = 1_800_000_000 * SECOND
 FLOW = Flow((1, 1, 0), "h1/rnic0", "h2/rnic0", 50_000, 0, "default", 1, 100_000)
 DOUBT = Event(LOST, *FLOW.key, 0, T, 0, 0)
+SLOWNESS = Event(SLOW, *FLOW.key, 0, T, 0, 0)
 
 
 class Rounds:
@@ -49,24 +51,23 @@ class Rounds:
         return len(self.ends) == number
 
 
-async def suspect(a: Analyzer) -> None:
+async def suspect(c: Confirmations, event: Event = DOUBT) -> None:
     """A probe is lost; a moment later the first round begins."""
-    a._episode = Episode(T)
-    a._episode.add(FLOW, DOUBT, T)
-    a._suspicion.set()
+    c.doubt(FLOW, event, T)
     await asyncio.sleep(0.04)
 
 
 @asynccontextmanager
-async def confirming(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Analyzer, Rounds]]:
-    monkeypatch.setattr(service, "ROUND_GAP_S", 0.0)
-    monkeypatch.setattr(service, "JUDGE_PAUSE_S", 0.0)
-    a, rounds = Analyzer(Settings(cluster="lab"), leaf_spine(2, 2, 1, 1)), Rounds()
-    a._rounds = rounds  # type: ignore[assignment]
-    a._bus.connected.set()
-    task = asyncio.create_task(a._confirmations())
-    await suspect(a)
-    yield a, rounds
+async def confirming(
+    monkeypatch: pytest.MonkeyPatch, event: Event = DOUBT
+) -> AsyncIterator[tuple[Confirmations, Rounds]]:
+    monkeypatch.setattr(confirmation, "ROUND_GAP_S", 0.0)
+    monkeypatch.setattr(confirmation, "JUDGED_S", 0.0)
+    rounds = Rounds()
+    c = Confirmations(rounds, lambda: True, lambda _: None, lambda: False)  # type: ignore[arg-type]
+    task = asyncio.create_task(c.run())
+    await suspect(c, event)
+    yield c, rounds
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -86,9 +87,9 @@ async def test_quick_rounds_are_sent_while_another_waits_and_no_more(monkeypatch
 async def test_what_is_doubted_while_a_round_waits_keeps_the_episode_from_being_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with confirming(monkeypatch) as (a, rounds):
+    async with confirming(monkeypatch) as (c, rounds):
         assert await rounds.begun(2)
-        episode = a._episode
+        episode = c.episode
         assert episode is not None
         episode.add(FLOW, DOUBT, T)
         rounds.end(1)
@@ -96,45 +97,43 @@ async def test_what_is_doubted_while_a_round_waits_keeps_the_episode_from_being_
         assert await rounds.begun(3)
         assert episode.clean_rounds == 0, "both were planned before"
         for number in range(3, 3 + CLEAN_ROUNDS):
-            assert a._episode is episode
+            assert c.episode is episode
             rounds.end(number)
             await rounds.begun(0)
-        assert a._episode is None
+        assert c.episode is None
 
 
 async def test_a_new_episode_does_not_wait_for_the_last_ones_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with confirming(monkeypatch) as (a, rounds):
+    async with confirming(monkeypatch) as (c, rounds):
         assert await rounds.begun(2)
-        assert a._episode is not None
-        a._episode.doubts.clear()
+        assert c.episode is not None
+        c.episode.doubts.clear()
         rounds.end(1)
         assert await rounds.begun(2)
-        assert a._episode is None
-        await suspect(a)
+        assert c.episode is None
+        await suspect(c)
         assert await rounds.begun(4)
         assert rounds.ends[1].cancelled()
 
 
 async def test_another_faults_episode_waits_for_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with confirming(monkeypatch) as (a, rounds):
+    async with confirming(monkeypatch, SLOWNESS) as (c, rounds):
         assert await rounds.begun(2)
         for number in range(1, QUICK_ROUNDS):
             rounds.end(number)
         assert await rounds.begun(QUICK_ROUNDS), "a round that is waited for"
-        a._episode = Episode(T)
-        a._episode.add(FLOW, DOUBT, T)
-        a._renewal.set()
+        c.doubt(FLOW, DOUBT, T)
         assert await rounds.begun(QUICK_ROUNDS + 2), "quick ones again"
         assert rounds.ends[QUICK_ROUNDS - 1].cancelled()
 
 
 async def test_a_round_that_fails_ends_its_episode_and_not_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with confirming(monkeypatch) as (a, rounds):
+    async with confirming(monkeypatch) as (c, rounds):
         assert await rounds.begun(2)
         rounds.ends[0].set_exception(RuntimeError("unreadable"))
         assert await rounds.begun(2)
-        assert a._episode is None
-        await suspect(a)
+        assert c.episode is None
+        await suspect(c)
         assert await rounds.begun(4)
 
 

@@ -32,18 +32,18 @@ async def analyzer() -> Analyzer:
 
 
 async def test_evidence_is_judged_from_the_beginning_of_an_episode(analyzer: Analyzer) -> None:
-    analyzer._episode = Episode(T)
+    analyzer._confirmations.episode = Episode(T)
     assert analyzer._since(T + 90 * SECOND) == T
 
 
 async def test_losses_of_an_incident_that_is_over_are_not_judged_again(analyzer: Analyzer) -> None:
     over = T + 20 * SECOND
     analyzer._judged_from = over
-    analyzer._episode = Episode(T)
+    analyzer._confirmations.episode = Episode(T)
     assert analyzer._since(T + 30 * SECOND) == over
-    analyzer._episode = Episode(over + SECOND)
+    analyzer._confirmations.episode = Episode(over + SECOND)
     assert analyzer._since(T + 30 * SECOND) == over + SECOND
-    analyzer._episode = None
+    analyzer._confirmations.episode = None
     assert analyzer._since(T + 30 * SECOND) == over
     assert analyzer._since(over + QUIET_NS + SECOND) == over + SECOND
 

@@ -1,0 +1,118 @@
+"""When to confirm: a suspicion starts an episode of rounds, which goes on until more of them would tell nothing new."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from pingmesh.analyzer.flows import Flow
+from pingmesh.analyzer.rounds import Begun, RoundResult, Rounds
+from pingmesh.analyzer.suspicion import Episode
+from pingmesh.messages import Event
+
+log = logging.getLogger(__name__)
+
+JOIN_S = 0.03
+"""So long after the first exception those of other hosts may join the first round."""
+ROUND_GAP_S = 0.1
+"""From the last probe of a round to the first of the next."""
+JUDGED_S = 0.2
+"""So long after a round what it brought has been judged."""
+
+
+class _RenewedError(Exception):
+    """The episode under confirmation was replaced by that of another fault."""
+
+
+class Confirmations:
+    """The episode that goes on, if any, and its rounds."""
+
+    def __init__(
+        self,
+        rounds: Rounds,
+        is_connected: Callable[[], bool],
+        take: Callable[[RoundResult], None],
+        is_incident_open: Callable[[], bool],
+    ) -> None:
+        """`take` is handed what each round brought."""
+        self._rounds = rounds
+        self._is_connected = is_connected
+        self._take = take
+        self._is_incident_open = is_incident_open
+        self.episode: Episode | None = None
+        self._suspicion = asyncio.Event()
+        self._renewal = asyncio.Event()
+
+    def doubt(self, flow: Flow, event: Event, sent: int) -> None:
+        """An agent says that a probe, `sent` in our clock, was lost or slow."""
+        if self.episode is None:
+            self.episode = Episode(sent)
+            log.info("suspicion", extra={"flow": str(flow), "kind": event.kind})
+        self.episode.add(flow, event, sent)
+        renewed = self.episode.renewed(event, sent)
+        if renewed is not self.episode:
+            self.episode = renewed
+            self._renewal.set()
+            log.info("suspicion of something else", extra={"flow": str(flow), "kind": event.kind})
+        self._suspicion.set()
+
+    async def run(self) -> None:
+        """Confirm what is doubted, until cancelled."""
+        while True:
+            await self._suspicion.wait()
+            self._suspicion.clear()
+            await asyncio.sleep(JOIN_S)
+            while (episode := self.episode) is not None:
+                try:
+                    await self._confirm(episode)
+                except* _RenewedError:
+                    pass
+                except* Exception:
+                    log.exception("a confirmation failed")
+                    self.episode = None
+
+    async def _confirm(self, episode: Episode) -> None:
+        """Rounds until the episode is over: first quick ones, of which two may be under way, then one after another."""
+        self._renewal.clear()
+        async with asyncio.TaskGroup() as rounds:
+            renewal = rounds.create_task(self._until_renewed(), name="renewal")
+            last = None
+            while self.episode is episode:
+                if not self._is_connected():
+                    self.episode = None
+                    break
+                begun = self._rounds.begin(episode)
+                this = rounds.create_task(self._finish(begun, episode), name="round")
+                await asyncio.sleep(begun.sending_s + ROUND_GAP_S)
+                if last is not None:
+                    await last
+                last = this
+                if not episode.is_quick:
+                    await this
+            if last is not None:
+                last.cancel()  # a new suspicion must not wait for it
+            renewal.cancel()
+
+    async def _until_renewed(self) -> None:
+        await self._renewal.wait()
+        raise _RenewedError
+
+    async def _finish(self, begun: Begun, episode: Episode) -> None:
+        result = await self._rounds.finish(begun, episode)
+        self._take(result)
+        episode.confirmed(result.lost, begun.noted)
+        log.info(
+            "confirmation",
+            extra={
+                "round": begun.number,
+                "packets": sum(s.sent for s in result.samples),
+                "lost": result.lost,
+                "silent": sorted(result.silent),
+                "elements": result.elements[:6],
+            },
+        )
+        await asyncio.sleep(JUDGED_S)
+        episode.rounds_open += self._is_incident_open()
+        if self.episode is episode and episode.is_over:
+            self.episode = None
