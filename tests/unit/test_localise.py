@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -311,3 +312,20 @@ def test_wilson() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
     low, high = wilson(10, 100)
     assert (low, high) == (pytest.approx(0.0552, abs=1e-3), pytest.approx(0.1744, abs=1e-3))
+
+
+def test_round_trips_through_one_link_both_ways_tell_no_direction() -> None:
+    """Who sees round trips only cannot know which way packets were lost, and is no less sure of the link."""
+    loses = ("leaf1->spine1", "spine1->leaf1")
+    seen = []
+    for a, b in permutations(range(1, 5), 2):
+        for spine, host in product(range(1, 5), repeat=2):
+            src, dst = f"h{4 * a - 4 + host}", f"h{4 * b - 4 + (host + spine) % 4 + 1}"
+            there = f"leaf{a}->spine{spine}", f"spine{spine}->leaf{b}"
+            back = f"leaf{b}->spine{spine}", f"spine{spine}->leaf{a}"
+            lost = 20 if any(e in loses for e in (*there, *back)) else 0
+            path = (f"{src}/rnic0 tx", *there, f"{dst}/rnic0 rx", f"{dst}/rnic0 tx", *back, f"{src}/rnic0 rx")
+            seen.append(Observation(100, lost, (path,)))
+    (suspect,) = localise(seen, CANDIDATES)
+    assert (suspect.candidate.component, suspect.direction) == ("leaf1--spine1", None)
+    assert suspect.confidence > 0.99
