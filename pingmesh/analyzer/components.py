@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pingmesh.analyzer.candidates import Candidate
-from pingmesh.analyzer.table import Ints, pointer
+from pingmesh.analyzer.table import Bools, Ints, pointer
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +33,10 @@ class Components:
     """The other direction of a single."""
     groups: Ints
     """Numbers of the singles that hold several elements."""
+    may_share: Bools
+    """Singles that may drop a share of the 5-tuples: all but groups that are no switches."""
+    sides: Ints
+    """The pairs' singles, (pairs, 2), ascending."""
 
     def of(self, single: int) -> list[int]:
         """The elements of a single."""
@@ -75,6 +79,7 @@ def compile_components(candidates: Sequence[Candidate]) -> Components:
             if a is not None and b is not None:
                 pairs[min(a, b), max(a, b)] = c
     elements = np.array(flat, np.int64)
+    may_share = [n == 1 or c.type == "switch" for n, c in zip(sizes, singles, strict=True)]
     order = np.argsort(elements, kind="stable")
     return Components(
         index=index,
@@ -86,4 +91,6 @@ def compile_components(candidates: Sequence[Candidate]) -> Components:
         pairs=pairs,
         partner={a: b for pair in pairs for a, b in (pair, pair[::-1])},
         groups=np.flatnonzero(np.array(sizes) > 1),
+        may_share=np.array(may_share, bool),
+        sides=np.array(sorted(pairs), np.int64).reshape(-1, 2),
     )

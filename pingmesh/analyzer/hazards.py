@@ -38,6 +38,10 @@ TOLERATED = 1.5
 """A healthy element may lose this many times the background on top of it: backgrounds are not uniform."""
 KEPT = 64
 """States of `Hazards.given` that are kept."""
+FAR = 500.0
+"""Nats beyond which a share is none."""
+COARSE, FINE = np.arange(24) / 23, np.arange(7) / 6
+"""Where hazards are tried."""
 PRIOR_LOST = 0.25
 """Losses that the prior of the background stands for."""
 
@@ -69,7 +73,7 @@ class Given:
     weight: Floats
     """Probability that the group took a path through the single."""
     hazard: Floats
-    """Of the group's path, when it went through the single."""
+    """Of the group's path, when it went through the single; where all paths are known, per group."""
     burst: Floats
     """Per group: log odds of a burst against the model."""
     sparse: Floats
@@ -79,7 +83,36 @@ class Given:
 
 def log_loss(hazard: Floats) -> Floats:
     """Log of the probability that a packet is lost."""
-    return np.log(-np.expm1(-hazard))
+    out: Floats = np.negative(hazard)
+    np.expm1(out, out=out)
+    np.negative(out, out=out)
+    return np.log(out, out=out)
+
+
+def between(values: Floats, least: float, most: float) -> Floats:
+    """`np.clip` of few values takes longer for what it asks first than for them."""
+    out: Floats = np.maximum(values, least)
+    return np.minimum(out, most, out=out)
+
+
+def log_mixture(other: Floats, weight: Floats | float, gain: Floats) -> Floats:
+    """log(other + weight * exp(gain)), for shares 0 <= other and weight <= 1 that are not both 0.
+
+    Three times as fast as `logaddexp`, whose exponentials are not taken many at once.
+    """
+    near = between(gain, -FAR, FAR)
+    out: Floats = np.exp(near)
+    out *= weight
+    out += other
+    np.log(out, out=out)
+    # Beyond that nothing else counts.
+    out += np.maximum(np.subtract(gain, near, out=near), 0.0, out=near)
+    return out
+
+
+def steps(first: float, last: float, shares: Floats) -> Floats:
+    """Numbers between two positive ones, evenly spaced by their logarithms as `shares` (0 to 1) say."""
+    return first * np.exp(math.log(last / first) * shares)
 
 
 def log_factorial(n: Floats) -> Floats:
@@ -113,6 +146,34 @@ def log_gamma(x: Floats) -> Floats:
     """Log of the gamma function, for x > 0."""
     x = np.asarray(x, np.float64)
     return (log_factorial(x) - np.log(x)).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cap:
+    """What bounds the gain of pairs: the path may be another, and the losses a burst."""
+
+    shift: Floats
+    burst: Floats
+    """Share of a burst, against the model."""
+    weight: Floats | None
+    """Of the path; None: for sure."""
+
+    @classmethod
+    def of(cls, burst: Floats, weight: Floats | None) -> Cap:
+        """From log odds of a burst and the probability of the path."""
+        shift = np.logaddexp(0.0, burst)
+        return cls(shift, np.exp(np.maximum(burst - shift, -FAR)), weight)
+
+    def some(self, pairs: Ints) -> Cap:
+        """That of some of the pairs."""
+        return Cap(self.shift[pairs], self.burst[pairs], None if self.weight is None else self.weight[pairs])
+
+    def of_gain(self, gain: Floats) -> Floats:
+        """Nats that are left of a gain in log likelihood, (..., pairs); `gain` is used up."""
+        if self.weight is not None:
+            gain = log_mixture(1 - self.weight, self.weight, gain)
+        gain -= self.shift
+        return log_mixture(self.burst, 1.0, gain)
 
 
 class Hazards:
@@ -177,7 +238,7 @@ class Hazards:
         """Rows are (group, alternative path); triples (single, row); pairs (single, group)."""
         t, c = self.table, self.components
         paths, self.row_group = expand(t.set_ptr, self.group_set)
-        groups, rows = len(self.group_set), len(paths)
+        groups = len(self.group_set)
         self.row_hops = lengths[paths].astype(np.float64)
         self.row_ptr = np.searchsorted(self.row_group, np.arange(groups + 1))
         positions, row = expand(t.path_ptr, paths)
@@ -185,22 +246,27 @@ class Hazards:
         if t.elements > len(c.index):
             row, element = row[element < len(c.index)], element[element < len(c.index)]
         positions, of = expand(c.element_ptr, element)
-        keys, times = np.unique(c.element_singles[positions] * max(rows, 1) + row[of], return_counts=True)
-        single, self.triple_row = np.divmod(keys, max(rows, 1))
-        self.triple_times = times.astype(np.float64)
+        single, row = c.element_singles[positions], row[of]
+        # The rows ascend already. Numbers of 16 bits are sorted without comparing them.
+        order = np.argsort(single.astype(np.uint16) if self.number < 1 << 16 else single, kind="stable")
+        single, row = single[order], row[order]
+        first = np.ones(len(single), bool)
+        first[1:] = (single[1:] != single[:-1]) | (row[1:] != row[:-1])
+        starts = np.flatnonzero(first)
+        single, self.triple_row = single[starts], row[starts]
+        self.triple_times = np.diff(starts, append=len(first)).astype(np.float64)
         if self.has_hidden:
             pair_key = single * max(groups, 1) + self.row_group[self.triple_row]
-            first = np.ones(len(keys), bool)
+            first = np.ones(len(pair_key), bool)
             first[1:] = pair_key[1:] != pair_key[:-1]
             starts = np.flatnonzero(first)
-            self.triple_ptr = np.append(starts, len(keys))
+            self.triple_ptr = np.append(starts, len(pair_key))
             self.pair_single, self.pair_group = np.divmod(pair_key[starts], max(groups, 1))
             self.times = np.add.reduceat(self.triple_times, starts) / np.diff(self.triple_ptr)
         else:
             self.pair_single, self.pair_group, self.times = single, self.row_group[self.triple_row], self.triple_times
         self.pair_ptr = np.searchsorted(self.pair_single, np.arange(self.number + 1))
-        self.group_pairs = np.argsort(self.pair_group, kind="stable")
-        self.group_ptr = pointer(np.bincount(self.pair_group, minlength=groups))
+        self._sure = np.ones(len(self.pair_group))
         g = self.pair_group
         self._lost = self.lost_of[g] * self.flows[g]
         self._is_heavy = (self.lost_of > HEAVY * self.sent_of)[g]
@@ -221,6 +287,10 @@ class Hazards:
             self._known[key] = self._given(lossy, background)
         return self._known[key]
 
+    def hazards_of(self, given: Given, pairs: Ints | slice) -> Floats:
+        """Of the paths of some pairs."""
+        return given.hazard[pairs] if self.has_hidden else given.hazard[self.pair_group[pairs]]
+
     def _given(self, lossy: Sequence[Lossy], background: float) -> Given:
         hazard = background * self.row_hops
         crossing = np.zeros(len(self.group_set), bool)
@@ -229,35 +299,39 @@ class Hazards:
             add = times * x.hazard
             if x.share < 1:
                 odds = math.log(x.share / (1 - x.share)) + self._row_gain(rows, hazard[rows], add)
-                add = add / (1 + np.exp(-np.clip(odds, -50, 50)))
+                add = add / (1 + np.exp(-between(odds, -50, 50)))
             hazard[rows] += add
             crossing[self.row_group[rows]] = True
         if not lossy:
             everything = slice(None)
-            weight, of_pair, of_group = self._paths(hazard, everything, everything)
+            if self.has_hidden:
+                weight, of_pair, of_group = self._paths(hazard, everything, everything)
+            else:
+                weight, of_pair, of_group = self._sure, hazard, self._of_rows(hazard, everything)
             burst = self._burst(of_group, everything, self.bursts)
             return Given((), weight, of_pair, burst, self._sparse(burst, everything), background)
         # Groups that cross none of the lossy singles are as they were.
         base, groups = self.given((), background), np.flatnonzero(crossing)
-        positions, _ = expand(self.group_ptr, groups)
-        pairs = self.group_pairs[positions]
-        of_pair, burst, sparse = base.hazard.copy(), base.burst.copy(), base.sparse.copy()
-        changed, of_pair[pairs], of_group = self._paths(hazard, groups, pairs)
-        weight = base.weight
+        weight, of_pair, burst, sparse = base.weight, hazard, base.burst.copy(), base.sparse.copy()
         if self.has_hidden:
-            weight = weight.copy()
-            weight[pairs] = changed
+            positions, _ = expand(self.group_ptr, groups)
+            pairs = self.group_pairs[positions]
+            weight, of_pair = weight.copy(), base.hazard.copy()
+            weight[pairs], of_pair[pairs], of_group = self._paths(hazard, groups, pairs)
+        else:
+            of_group = self._of_rows(hazard, groups)
         burst[groups] = self._burst(of_group, groups, OUTLIER)
         sparse[groups] = self._sparse(burst[groups], groups)
         return Given(tuple(lossy), weight, of_pair, burst, sparse, background)
 
+    def _of_rows(self, hazard: Floats, groups: Ints | slice) -> Floats:
+        """Log likelihood of groups, each of one path."""
+        n, k, h = self.sent_of[groups], self.lost_of[groups], hazard[groups]
+        likelihood: Floats = k * log_loss(np.maximum(h, 1e-12)) - (n - k) * h
+        return likelihood
+
     def _paths(self, hazard: Floats, groups: Ints | slice, pairs: Ints | slice) -> tuple[Floats, Floats, Floats]:
         """Of pairs: probability that the path touches the single, and its hazard then; of groups: log likelihood."""
-        if not self.has_hidden:
-            n, k, h = self.sent_of[groups], self.lost_of[groups], hazard[groups]
-            of_group = k * log_loss(np.maximum(h, 1e-12)) - (n - k) * h
-            of_pair = hazard[self.triple_row[pairs]]
-            return np.ones(len(of_pair)), of_pair, of_group
         if isinstance(groups, slice) or isinstance(pairs, slice):
             rows: Ints | slice = slice(None)
             triples: Ints | slice = slice(None)
@@ -285,7 +359,7 @@ class Hazards:
         return math.log(share) - math.log1p(-share) + self._any[groups] - of_group
 
     def _sparse(self, burst: Floats, groups: Ints | slice) -> Floats:
-        sparse: Floats = self.most[groups] / np.maximum(self.lost_of[groups], 1) / (1 + np.exp(np.clip(burst, -50, 50)))
+        sparse: Floats = self.most[groups] / np.maximum(self.lost_of[groups], 1) / (1 + np.exp(between(burst, -50, 50)))
         return sparse
 
     def _rows(self, single: int) -> tuple[Ints, Floats]:
@@ -319,22 +393,23 @@ class Hazards:
         p, of, number = self.pairs_of(singles)
         clean = self.clean if singles is None else self.clean[singles]
         lost, got, times = self._lost[p], self._got[p], self.times[p]
-        before, weight = given.hazard[p], given.weight[p]
+        before, weight = self.hazards_of(given, p), given.weight[p]
         base = log_loss(np.maximum(before, 1e-12))
         group = self.pair_group[p]
-        flows, burst = self.flows[group], given.burst[group]
+        flows = self.flows[group]
+        cap = Cap.of(given.burst[group], weight if self.has_hidden else None)
 
         def total(values: Floats) -> Floats:
             return np.bincount(of, weights=values, minlength=number).astype(np.float64)
 
         denominator = np.maximum(clean + total(got * weight), 1e-9)
-        hazard = np.clip(total(lost * weight) / denominator, 1e-12, HAZARD_MAX)
+        hazard = between(total(lost * weight) / denominator, 1e-12, HAZARD_MAX)
         explained = sparse = np.zeros(number)
         for _ in range(3):
             add = hazard[of] * times
             if self.has_hidden:
                 gain = lost * (log_loss(before + add) - base) - got * hazard[of]
-                hit = weight / (weight + (1 - weight) * np.exp(np.clip(-gain / flows, -50, 50)) + 1e-300)
+                hit = weight / (weight + (1 - weight) * np.exp(between(-gain / flows, -50, 50)) + 1e-300)
                 own = lost * hit * add / (before + add)
                 denominator = np.maximum(clean + total(got * hit), 1e-9)
             else:
@@ -343,12 +418,12 @@ class Hazards:
             # Where the likelihood of flows without another cause is flat: k / (exp(H) - 1) per unit of hazard.
             whole = before + add
             explained = total(own * whole / np.expm1(np.maximum(whole, 1e-12)))
-            hazard = np.clip(explained / denominator, 1e-12, HAZARD_MAX)
+            hazard = between(explained / denominator, 1e-12, HAZARD_MAX)
 
         def score(hazard: Floats) -> Floats:
             add = hazard[of] * times
             gain = (lost * (log_loss(before + add) - base) - got * hazard[of]) / flows
-            return total(flows * self._capped(gain, weight, burst)) - clean * hazard
+            return total(flows * cap.of_gain(gain)) - clean * hazard
 
         tolerated = np.minimum(hazard, self.tolerated(given))
         healthy = np.maximum(score(tolerated), 0.0)
@@ -362,61 +437,71 @@ class Hazards:
             hits = np.bincount(of_heavy, weights=(weight * flows)[heavy], minlength=number)
             share = np.clip(hits / np.maximum(hits + spared, 1), 1e-6, 1 - 1e-6)
             hit, miss = np.log(share)[of_heavy], np.log1p(-share)
+            cap_heavy = cap.some(heavy)
             mean_times = (self.mean_times if singles is None else self.mean_times[singles])[of_heavy]
             for of_flow in SHARE_HAZARDS:
                 x = of_flow / mean_times
                 add = x * times[heavy]
                 gain = (lost[heavy] * (log_loss(before[heavy] + add) - base[heavy]) - got[heavy] * x) / flows[heavy]
-                gain = self._capped(gain, weight[heavy], burst[heavy])
+                gain = cap_heavy.of_gain(gain)
                 gain = flows[heavy] * np.logaddexp(miss[of_heavy], hit + gain)
                 total_gain = np.bincount(of_heavy, weights=gain, minlength=number) + spared * miss - SHARE_COST
                 out = np.where(hits > 0, np.maximum(out, total_gain), out)
         out -= healthy
         return out + relief(sparse, unexplained) if unexplained is not None else out
 
-    def _capped(self, gain: Floats, weight: Floats, burst: Floats) -> Floats:
-        if self.has_hidden:
-            with np.errstate(divide="ignore"):  # a path that is taken for sure, or surely not
-                gain = np.logaddexp(np.log1p(-weight), np.log(weight) + gain)
-        return np.logaddexp(gain, burst) - np.logaddexp(0.0, burst)
-
     def fit(self, given: Given, single: int, *, shares: bool = True) -> Fit:
         """The likeliest hazard of one single; with `shares`, a share of the flows may be hit alone. O(its pairs)."""
         p = slice(int(self.pair_ptr[single]), int(self.pair_ptr[single + 1]))
         group, clean = self.pair_group[p], float(self.clean[single])
         n, k, flows = self.sent_of[group], self.lost_of[group], self.flows[group]
-        before, weight, burst, times = given.hazard[p], given.weight[p], given.burst[group], self.times[p]
-        base = log_loss(np.maximum(before, 1e-12))[:, None]
+        before, got, times = self.hazards_of(given, p), n - k, self.times[p]
+        base = log_loss(np.maximum(before, 1e-12))
+        cap = Cap.of(given.burst[group], given.weight[p] if self.has_hidden else None)
 
         def gains(hazards: Floats) -> Floats:
-            add = times[:, None] * hazards
-            plain = k[:, None] * (log_loss(before[:, None] + add) - base) - (n - k)[:, None] * add
-            return self._capped(plain, weight[:, None], burst[:, None])
+            """(hazards, pairs)"""
+            add = np.multiply.outer(hazards, times)
+            gain = log_loss(before + add)
+            gain -= base
+            gain *= k
+            gain -= np.multiply(add, got, out=add)
+            return cap.of_gain(gain)
 
         tolerated = self.tolerated(given)
-        grid = np.geomspace(min(tolerated, HAZARD_MAX / 4), HAZARD_MAX, 24)
-        totals = flows @ gains(grid) - clean * grid
+        grid = steps(min(tolerated, HAZARD_MAX / 4), HAZARD_MAX, COARSE)
+        totals = gains(grid) @ flows - clean * grid
         healthy = max(0.0, float(totals[0]))
         best = int(np.argmax(totals))
         for _ in range(2):
-            grid = np.geomspace(grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)], 7)
-            totals = flows @ gains(grid) - clean * grid
+            grid = steps(float(grid[max(best - 1, 0)]), float(grid[min(best + 1, len(grid) - 1)]), FINE)
+            totals = gains(grid) @ flows - clean * grid
             best = int(np.argmax(totals))
         lossy, gain = Lossy(single, float(grid[best])), float(totals[best])
         if shares and bool(np.any(k > HEAVY * n)):
             hazards = SHARE_HAZARDS / self.mean_times[single]
-            hit = gains(hazards)
+            hit = gains(hazards).T
             spared = float(self.clean_flows[single])
             share = np.full(len(SHARE_HAZARDS), 0.5)
             for _ in range(12):
-                odds = np.clip(np.log(share / (1 - share)) + hit, -50, 50)
-                share = np.clip(flows @ (1 / (1 + np.exp(-odds))) / (flows.sum() + spared), 1e-6, 1 - 1e-6)
+                odds = between(np.log(share / (1 - share)) + hit, -50, 50)
+                share = between(flows @ (1 / (1 + np.exp(-odds))) / (flows.sum() + spared), 1e-6, 1 - 1e-6)
             totals = flows @ np.logaddexp(np.log1p(-share), np.log(share) + hit) + spared * np.log1p(-share)
             best = int(np.argmax(totals))
             if float(totals[best]) - SHARE_COST > gain:
                 gain = float(totals[best]) - SHARE_COST
                 lossy = Lossy(single, float(hazards[best]), float(share[best]))
         return Fit(gain, healthy, lossy)
+
+    @cached_property
+    def group_pairs(self) -> Ints:
+        """The pairs of each group, from `group_ptr` on. O(pairs log pairs), once."""
+        return np.argsort(self.pair_group, kind="stable")
+
+    @cached_property
+    def group_ptr(self) -> Ints:
+        """Group -> positions in `group_pairs`."""
+        return pointer(np.bincount(self.pair_group, minlength=len(self.group_set)))
 
     @cached_property
     def mean_times(self) -> Floats:
@@ -434,12 +519,12 @@ class Hazards:
     def attributed(self, given: Given, lossy: Lossy) -> tuple[Ints, Floats]:
         """The groups that may touch a lossy single, and what it lost of each (expected losses), beside `given`."""
         p = slice(int(self.pair_ptr[lossy.single]), int(self.pair_ptr[lossy.single + 1]))
-        group, before, weight = self.pair_group[p], given.hazard[p], given.weight[p]
+        group, before, weight = self.pair_group[p], self.hazards_of(given, p), given.weight[p]
         n, k = self.sent_of[group], self.lost_of[group]
         add = self.times[p] * lossy.hazard
         gain = k * (log_loss(before + add) - log_loss(np.maximum(before, 1e-12))) - (n - k) * add
-        prior = np.clip(weight * lossy.share, 1e-12, 1 - 1e-12) if lossy.share < 1 or self.has_hidden else None
-        hit = 1.0 if prior is None else prior / (prior + (1 - prior) * np.exp(np.clip(-gain, -50, 50)))
+        prior = between(weight * lossy.share, 1e-12, 1 - 1e-12) if lossy.share < 1 or self.has_hidden else None
+        hit = 1.0 if prior is None else prior / (prior + (1 - prior) * np.exp(between(-gain, -50, 50)))
         return group, k * self.flows[group] * hit * add / (before + add)
 
     def crossed(self, given: Given, single: int) -> float:

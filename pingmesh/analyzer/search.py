@@ -64,7 +64,6 @@ class Search:
         c = self.components = hazards.components
         self.is_group = np.zeros(hazards.number, bool)
         self.is_group[c.groups] = True
-        self.may_share = np.array([not g or x.type == "switch" for g, x in zip(self.is_group, c.singles, strict=True)])
         self.single_cost = math.log(max(hazards.number - len(c.groups), 1)) + threshold
         self.costs = np.full(hazards.number, self.single_cost)
         for i in c.groups:
@@ -112,7 +111,7 @@ class Search:
     def _part(self, chosen: Sequence[Chosen], parts: Sequence[Lossy], s: int, *, new: bool) -> tuple[Lossy, float]:
         """One single's likeliest hazard and score, beside the chosen and other parts. Each is worked out once, for all
         singles that the evidence cannot tell apart: pairs share their first part with the rival that it is alone."""
-        shares = bool(self.may_share[s])
+        shares = bool(self.components.may_share[s])
         state = (*(p for x in chosen for p in x.parts), *parts)
         key = (self.hazards.alike(s), shares, new, self.background, self.left, state)
         if key not in self._parts:
@@ -320,8 +319,8 @@ class Search:
         near = np.flatnonzero(touching >= least)
         quick = h.scan(self.given(others), near)
         found = [(int(i),) for i in near[quick > mine.score - MARGIN - 2 * SLACK]]
-        some = np.flatnonzero(touching > 0).tolist()
-        both = {(min(i, j), max(i, j)) for i in some if (j := c.partner.get(i)) is not None and touching[j] > 0}
+        pairs = c.sides[(touching[c.sides] > 0).all(axis=1)].tolist()
+        both = {(i, j) for i, j in pairs}
         candidates: list[tuple[int, ...]] = [*found, *sorted(p for p in both if touching[list(p)].sum() >= least)]
         fitting = (x for x in candidates if len(x) == 1 or self._may_be_two(others, x[0], x[1]))
         out = [self.fit(others, singles) for singles in fitting if singles != mine.singles]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -73,16 +74,12 @@ def test_the_order_of_flows_and_the_numbers_of_elements_mean_nothing(
     rng = np.random.default_rng(shuffle.getrandbits(32))  # type: ignore[attr-defined]
     number, order = rng.permutation(t.elements), rng.permutation(t.rows)
     c = COMPONENTS
-    renamed = Components(
+    renamed = replace(
+        c,
         index={e: int(number[i]) for e, i in c.index.items()},
-        singles=c.singles,
-        ptr=c.ptr,
         elements=number[c.elements],
         element_ptr=pointer(np.diff(c.element_ptr)[np.argsort(number)]),
         element_singles=np.concatenate([c.singles_of(int(e)) for e in np.argsort(number)]),
-        pairs=c.pairs,
-        partner=c.partner,
-        groups=c.groups,
     )
     mixed = table([counts[i] for i in order])
     mixed = Table(
