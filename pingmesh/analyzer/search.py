@@ -185,7 +185,8 @@ class Search:
                 # Others lose by it: those that showed too little before need no second look.
                 shown = score > MIN_PART_SCORE - SLACK
                 shown[single] = False
-                touched = np.unique(h.pair_single[h.touches(single)[h.pair_group] & shown[h.pair_single]])
+                near = h.pair_single[h.touches(single)[h.pair_group] & shown[h.pair_single]]
+                touched = np.flatnonzero(np.bincount(near, minlength=h.number))
                 score[touched] = h.scan(self.given(out), touched, self.left)
         return out
 
