@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pingmesh.analyzer.candidates import candidates_of
 from pingmesh.analyzer.components import Components, compile_components
-from pingmesh.analyzer.hazards import Hazards, burden, relief
+from pingmesh.analyzer.hazards import Cap, Hazards, burden, relief
 from pingmesh.analyzer.search import MIN_PART_SCORE
 from pingmesh.analyzer.table import Floats, Ints, Table, known_paths, pointer
 from pingmesh.lab.flows import draw_flows
@@ -212,3 +212,24 @@ def test_losses_that_are_no_longer_the_backgrounds_are_worth_more_the_more_of_th
     assert (np.diff(earned) > 0).all()
     assert (np.diff(owed) > 0).all()
     assert relief(np.array(12.0), 12.0) > relief(np.array(12.0), 1000.0)
+
+
+NATS = st.floats(-1e4, 1e4)
+SHARES = st.one_of(st.sampled_from([0.0, 1.0, 1e-300, 1e-12]), st.floats(0.0, 1.0))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.tuples(NATS, NATS, SHARES), min_size=1, max_size=5), st.booleans())
+def test_a_gain_is_bounded_by_bursts_and_other_paths(rows: list[tuple[float, float, float]], hidden: bool) -> None:
+    gain, burst, weight = (np.array(column) for column in zip(*rows, strict=True))
+    plain = gain
+    if hidden:
+        with np.errstate(divide="ignore"):
+            plain = np.logaddexp(np.log1p(-weight), np.log(weight) + gain)
+    expected = np.logaddexp(plain, burst) - np.logaddexp(0.0, burst)
+    found = Cap.of(burst, weight if hidden else None).of_gain(gain.copy())
+    # What is unlikelier than that is as bad as any.
+    assert np.maximum(found, -400) == pytest.approx(np.maximum(expected, -400), rel=1e-9, abs=1e-9)
+    some = np.flatnonzero(gain > 0)
+    again = Cap.of(burst, weight if hidden else None).some(some).of_gain(gain[some])
+    assert again == pytest.approx(found[some])
