@@ -329,10 +329,8 @@ class Watch:
             at = int(c.start_s * SECOND)
             if self._episode is None:
                 self._episode = Episode(at)
-            event = Event(kind, *flow.key, 0, at, 0, 0)
             for _ in range(int(unanswered[row] + missing[row]) or 1):
-                self._episode.add(flow, event, at)
-                self._episode = self._episode.renewed(event, at)
+                self._episode.add(flow, Event(kind, *flow.key, 0, at, 0, 0), at)
 
     def _flow(self, row: int) -> Flow:
         return self.book.book.flows[self.book.key_of[row]]

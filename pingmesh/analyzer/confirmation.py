@@ -21,10 +21,6 @@ JUDGED_S = 0.2
 """So long after a round what it brought has been judged."""
 
 
-class _RenewedError(Exception):
-    """The episode under confirmation was replaced by that of another fault."""
-
-
 class Confirmations:
     """The episode that goes on, if any, and its rounds."""
 
@@ -42,7 +38,6 @@ class Confirmations:
         self._is_incident_open = is_incident_open
         self.episode: Episode | None = None
         self._suspicion = asyncio.Event()
-        self._renewal = asyncio.Event()
 
     def doubt(self, flow: Flow, event: Event, sent: int) -> None:
         """An agent says that a probe, `sent` in our clock, was lost or slow."""
@@ -50,11 +45,6 @@ class Confirmations:
             self.episode = Episode(sent)
             log.info("suspicion", extra={"flow": str(flow), "kind": event.kind})
         self.episode.add(flow, event, sent)
-        renewed = self.episode.renewed(event, sent)
-        if renewed is not self.episode:
-            self.episode = renewed
-            self._renewal.set()
-            log.info("suspicion of something else", extra={"flow": str(flow), "kind": event.kind})
         self._suspicion.set()
 
     async def run(self) -> None:
@@ -66,17 +56,13 @@ class Confirmations:
             while (episode := self.episode) is not None:
                 try:
                     await self._confirm(episode)
-                except* _RenewedError:
-                    pass
                 except* Exception:
                     log.exception("a confirmation failed")
                     self.episode = None
 
     async def _confirm(self, episode: Episode) -> None:
         """Rounds until the episode is over: first quick ones, of which two may be under way, then one after another."""
-        self._renewal.clear()
         async with asyncio.TaskGroup() as rounds:
-            renewal = rounds.create_task(self._until_renewed(), name="renewal")
             last = None
             while self.episode is episode:
                 if not self._is_connected():
@@ -92,11 +78,6 @@ class Confirmations:
                     await this
             if last is not None:
                 last.cancel()  # a new suspicion must not wait for it
-            renewal.cancel()
-
-    async def _until_renewed(self) -> None:
-        await self._renewal.wait()
-        raise _RenewedError
 
     async def _finish(self, begun: Begun, episode: Episode) -> None:
         result = await self._rounds.finish(begun, episode)

@@ -54,8 +54,6 @@ class Episode:
     """Rounds that ended while an incident was open."""
     noted: int = 0
     """Reasons for doubt so far."""
-    lost: int = 0
-    """Packets that its rounds have lost."""
 
     def add(self, flow: Flow, event: Event, sent: int) -> None:
         """Note one event about a flow; `sent` in our clock."""
@@ -74,27 +72,7 @@ class Episode:
 
     def confirmed(self, lost: int, noted: int) -> None:
         """A round of confirmation is over that lost so many packets; `noted` is what it was when that was planned."""
-        self.lost += lost
         self.clean_rounds = 0 if lost or self.noted > noted else self.clean_rounds + 1
-
-    def renewed(self, last: Event, sent: int) -> Episode:
-        """The episode of a fault that seems to have come in the midst of this one, or this one; `last` was added last.
-
-        Losses after mere slowness, or many doubts after a stray loss that no round has shown again, are about something
-        else: they wait for no long round about what is well, and what was well until then does not speak for them.
-        O(doubts log doubts).
-        """
-        if self.lost:
-            return self
-        lossy = [d for d in self.doubts.values() if d.losses > 0]
-        was_slow = any(d.slow for d in self.doubts.values())
-        if was_slow and last.kind != SLOW and [d.losses for d in lossy] == [1]:
-            only = Doubt(lossy[0].flow, sent, sent, 1, 0, lossy[0].direction)
-            return Episode(sent, {only.flow.key: only}, noted=1)
-        if self.clean_rounds and (onset := self.onset()) > self.began:
-            doubts = {k: d for k, d in self.doubts.items() if d.first >= onset}
-            return Episode(onset, doubts, noted=len(doubts))
-        return self
 
     @property
     def is_quick(self) -> bool:

@@ -16,14 +16,13 @@ from pingmesh.analyzer.rounds import Begun, RoundResult
 from pingmesh.analyzer.service import Analyzer
 from pingmesh.analyzer.suspicion import CLEAN_ROUNDS, QUICK_ROUNDS, Episode, Request
 from pingmesh.config import Settings
-from pingmesh.messages import LOST, SLOW, Event, Peer, ProbeClass, ProbeList
+from pingmesh.messages import LOST, Event, Peer, ProbeClass, ProbeList
 from pingmesh.messages import Flow as Entry
 from topology.generate import leaf_spine
 
 T = 1_800_000_000 * SECOND
 FLOW = Flow((1, 1, 0), "h1/rnic0", "h2/rnic0", 50_000, 0, "default", 1, 100_000)
 DOUBT = Event(LOST, *FLOW.key, 0, T, 0, 0)
-SLOWNESS = Event(SLOW, *FLOW.key, 0, T, 0, 0)
 
 
 class Rounds:
@@ -51,22 +50,20 @@ class Rounds:
         return len(self.ends) == number
 
 
-async def suspect(c: Confirmations, event: Event = DOUBT) -> None:
+async def suspect(c: Confirmations) -> None:
     """A probe is lost; a moment later the first round begins."""
-    c.doubt(FLOW, event, T)
+    c.doubt(FLOW, DOUBT, T)
     await asyncio.sleep(0.04)
 
 
 @asynccontextmanager
-async def confirming(
-    monkeypatch: pytest.MonkeyPatch, event: Event = DOUBT
-) -> AsyncIterator[tuple[Confirmations, Rounds]]:
+async def confirming(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Confirmations, Rounds]]:
     monkeypatch.setattr(confirmation, "ROUND_GAP_S", 0.0)
     monkeypatch.setattr(confirmation, "JUDGED_S", 0.0)
     rounds = Rounds()
     c = Confirmations(rounds, lambda: True, lambda _: None, lambda: False)  # type: ignore[arg-type]
     task = asyncio.create_task(c.run())
-    await suspect(c, event)
+    await suspect(c)
     yield c, rounds
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -114,17 +111,6 @@ async def test_a_new_episode_does_not_wait_for_the_last_ones_round(monkeypatch: 
         await suspect(c)
         assert await rounds.begun(4)
         assert rounds.ends[1].cancelled()
-
-
-async def test_another_faults_episode_waits_for_no_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with confirming(monkeypatch, SLOWNESS) as (c, rounds):
-        assert await rounds.begun(2)
-        for number in range(1, QUICK_ROUNDS):
-            rounds.end(number)
-        assert await rounds.begun(QUICK_ROUNDS), "a round that is waited for"
-        c.doubt(FLOW, DOUBT, T)
-        assert await rounds.begun(QUICK_ROUNDS + 2), "quick ones again"
-        assert rounds.ends[QUICK_ROUNDS - 1].cancelled()
 
 
 async def test_a_round_that_fails_ends_its_episode_and_not_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:

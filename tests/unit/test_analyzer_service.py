@@ -10,13 +10,9 @@ from pingmesh.analyzer.service import QUIET_NS, Analyzer
 from pingmesh.analyzer.suspicion import Episode
 from pingmesh.config import Settings
 from pingmesh.messages import (
-    OVERDUE,
     PROBER_COLUMNS,
     RESPONDER_COLUMNS,
-    SLOW,
     WINDOW_NS,
-    Event,
-    Exceptions,
     Flow,
     Peer,
     ProbeClass,
@@ -100,25 +96,3 @@ async def test_with_an_open_incident_losses_and_slow_round_trips_are_noted(analy
     seen = {(s.flow.sport - 50000, s.role, s.lost, s.rtt_ns) for s in found}
     wanted = {(1, PROBE, 5, 20_000), (1, ACK, 0, 0), (2, PROBE, 0, 90_000_000), (2, ACK, 0, 0)}
     assert seen == (wanted if is_open else set())
-
-
-async def test_a_loss_that_an_agent_tells_of_is_not_lost_among_slow_round_trips(analyzer: Analyzer) -> None:
-    flows = [Flow(i, 2, 50000 + i, 0, 1, 100_000, 2) for i in range(3)]
-    peers = [Peer(2, "h2/rnic0", "::ffff:10.0.0.1", 20, 1, 1, 4096)]
-    analyzer.book.add_list(
-        ProbeList(
-            cluster="lab", host="h1", device="rnic0", number=1, list_version=7,
-            classes=[ProbeClass()], flows=flows, peers=peers,
-        )
-    )  # fmt: skip
-    analyzer._quiet_until = 0
-    began = analyzer._clock.now()
-    for n, kind in enumerate([SLOW, SLOW, OVERDUE]):
-        event = Event(kind, 1, 7, n, 0, began + n, 0, 0)
-        message = Exceptions(cluster="lab", host="h1", boot=1, now_ns=began, events=[event])
-        analyzer._on_exceptions(message, began)
-        episode = analyzer._confirmations.episode
-        assert episode is not None
-        episode.rounds += 1
-    assert [d.flow.sport for d in episode.doubts.values()] == [50002]
-    assert (episode.began, episode.rounds) == (began + 2, 1)
