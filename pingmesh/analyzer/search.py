@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pingmesh.analyzer.hazards import Given, Hazards, Lossy, burden, relief
+from pingmesh.analyzer.hazards import Given, Hazards, Lossy
+from pingmesh.analyzer.nats import burden, relief
 from pingmesh.analyzer.table import Bools, Floats, Ints
 
 EXTRA_COST = {"rnic": 2.5, "leg": 2.0, "link": 3.0, "host": 3.5, "switch": 4.0}
@@ -320,9 +321,9 @@ class Search:
         near = np.flatnonzero(touching >= least)
         quick = h.scan(self.given(others), near)
         found = [(int(i),) for i in near[quick > mine.score - MARGIN - 2 * SLACK]]
-        pairs = c.sides[(touching[c.sides] > 0).all(axis=1)].tolist()
-        both = {(i, j) for i, j in pairs}
-        candidates: list[tuple[int, ...]] = [*found, *sorted(p for p in both if touching[list(p)].sum() >= least)]
+        lost_at = touching[c.sides]
+        both = c.sides[(lost_at > 0).all(axis=1) & (lost_at.sum(axis=1) >= least)].tolist()
+        candidates: list[tuple[int, ...]] = [*found, *map(tuple, both)]
         fitting = (x for x in candidates if len(x) == 1 or self._may_be_two(others, x[0], x[1]))
         out = [self.fit(others, singles) for singles in fitting if singles != mine.singles]
         return [r for r in out if r.score > 0]

@@ -13,6 +13,7 @@ from pingmesh.analyzer.judge import Judge, Wholes
 from pingmesh.analyzer.localise import localise
 from pingmesh.analyzer.observe import Walked, walked_since
 from pingmesh.analyzer.samples import Sample, SampleStore
+from pingmesh.analyzer.tracker import Tracker
 from pingmesh.messages import Flow, Peer, ProbeClass, ProbeList, RnicHealth, TracedPath, Verdict
 from topology.generate import leaf_spine
 from topology.model import Topology
@@ -138,6 +139,20 @@ def test_a_verdict_tells_of_its_worst_moment(fabric: Fabric) -> None:
     assert (m["sent"], m["lost"]) == (evidence["sent"], evidence["lost"])
     assert m["worst_sent"] == pytest.approx(m["sent"] / 3, rel=0.1)
     assert 0.4 < m["worst_lost"] / m["worst_sent"] < 0.6
+
+
+def test_a_verdict_tells_when_the_last_packet_was_lost(fabric: Fabric) -> None:
+    """What is judged again later, beside clean packets, opens no incident by losses of long ago."""
+    link = "leaf2->spine3"
+    fabric.probe(on(link, rate=1.0))
+    fabric.probe(on(rate=0.0), at=T + 40 * S)
+    judged = fabric.judge.judge(T + 45 * S, T, T)
+    (verdict,) = judged.verdicts
+    assert verdict.evidence["last_lost_ns"] == T + S
+    for now, opens in ((T + 5 * S, True), (T + 45 * S, False)):
+        tracker = Tracker(0.5, 20 * S)
+        opened = [tracker.update([verdict], judged.elements, set(), now, True) for _ in range(4)]
+        assert any(opened) is opens
 
 
 def test_a_verdict_tells_how_many_tuples_lost_packets(fabric: Fabric) -> None:

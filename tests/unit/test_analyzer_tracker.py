@@ -245,19 +245,23 @@ def test_a_new_analyzer_goes_on_with_open_incidents(tracker: Tracker) -> None:
     assert tracker.close(lambda t: True, 125 * S) == ["leaf1--spine1"]
 
 
-def test_a_switch_that_was_found_to_lose_everything_closes_when_nothing_is_lost_any_more(tracker: Tracker) -> None:
-    """Its losses stay in the evidence for a minute; that nobody walks its links would be a state."""
-    counted = {"sent": 5000, "lost": 5000}
+@pytest.mark.parametrize(
+    ("evidence", "closed"),
+    [({"sent": 5000, "lost": 5000}, ["spine1"]), ({"links": ["leaf1--spine1"]}, [])],
+    ids=["its losses are counted", "nobody walks its links"],
+)
+def test_a_switch_down_by_count_is_over_while_its_losses_are_remembered(
+    tracker: Tracker, evidence: dict[str, object], closed: list[str]
+) -> None:
+    """Losses stay in the evidence for a minute; that nobody walks its links is so now."""
     down = Verdict(
-        component="spine1", component_type="switch", symptom="switch_down", confidence=0.99, evidence=counted
+        component="spine1", component_type="switch", symptom="switch_down", confidence=0.99, evidence=evidence
     )
-    unwalked = msgspec.structs.replace(down, evidence={"links": ["leaf1--spine1"]})
-    for verdict, end in ((down, []), (unwalked, ["spine1"])):
-        tracker.update([verdict], SWITCH, set(), 0, True)
-        tracker.bad(tracker.open[0], 0, 3 * S)
-        for t in range(4, 24):
-            tracker.update([verdict], SWITCH, set(), t * S, True)
-        assert tracker.close(lambda _: True, 24 * S) == [c for c in ["spine1"] if c not in end]
+    tracker.update([down], SWITCH, set(), 0, True)
+    tracker.bad(tracker.open[0], 0, 3 * S)
+    for t in range(4, 24):
+        tracker.update([down], SWITCH, set(), t * S, True)
+    assert tracker.close(lambda _: True, 24 * S) == closed
 
 
 @pytest.mark.parametrize(("ago_s", "opens"), [(15, True), (25, False)])

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pingmesh.analyzer.candidates import candidates_of
 from pingmesh.analyzer.components import Components, compile_components
-from pingmesh.analyzer.hazards import Cap, Hazards, burden, relief
+from pingmesh.analyzer.hazards import Hazards
+from pingmesh.analyzer.nats import Cap, burden, relief
 from pingmesh.analyzer.search import MIN_PART_SCORE
 from pingmesh.analyzer.table import Floats, Ints, Table, known_paths, pointer
 from pingmesh.lab.flows import draw_flows

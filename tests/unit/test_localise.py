@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from pingmesh.analyzer.candidates import Candidate, candidates_of
 from pingmesh.analyzer.components import compile_components
-from pingmesh.analyzer.hazards import Hazards, log_factorial
+from pingmesh.analyzer.hazards import Hazards
 from pingmesh.analyzer.localise import Observation, Suspect, localise, wilson
+from pingmesh.analyzer.nats import log_factorial
 from pingmesh.analyzer.table import table_of
 from pingmesh.lab.flows import SimulatedFault, draw_flows, draw_observations
 from topology.generate import leaf_spine

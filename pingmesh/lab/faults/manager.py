@@ -7,6 +7,7 @@ import contextlib
 import logging
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -48,8 +49,8 @@ class _Active:
 
     truth: Truth
     undo: AsyncExitStack
-    drops: dict[str, Drop] = field(default_factory=dict)
-    """By direction."""
+    drops: list[tuple[str, Drop]] = field(default_factory=list)
+    """Rules, and the direction that each counts for: that of an RNIC has one for each leg."""
 
 
 class FaultManager:
@@ -107,7 +108,7 @@ class FaultManager:
             cleared = []
             for i in chosen:
                 fault = self._faults[i]
-                for drop in fault.drops.values():
+                for _, drop in fault.drops:
                     await _blocking(self._tables.stop, drop)
                 await self._count_drops(fault)
                 await fault.undo.aclose()
@@ -119,9 +120,11 @@ class FaultManager:
             return cleared
 
     async def _count_drops(self, fault: _Active) -> None:
-        for direction, drop in fault.drops.items():
+        counted: dict[str, Counter[str]] = {}
+        for direction, drop in fault.drops:
             if counts := await _blocking(self._tables.counters, drop.node, drop.key):
-                fault.truth.counters[direction] = counts
+                counted.setdefault(direction, Counter()).update(counts)
+        fault.truth.counters |= {direction: dict(counts) for direction, counts in counted.items()}
 
     # ------------------------------------------------------------ each kind of fault
 
@@ -131,7 +134,7 @@ class FaultManager:
             case Action.LOSS:
                 for direction, drop in self._drops(fault.truth.id, spec):
                     fault.undo.push_async_callback(_blocking, self._tables.remove, drop)
-                    fault.drops[direction] = drop
+                    fault.drops.append((direction, drop))
                     await _blocking(self._tables.install, drop)
             case Action.CONGEST:
                 link = loss_directions(find_link(self._fabric.topology, *spec.names), spec.direction)[0]
