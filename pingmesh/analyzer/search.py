@@ -57,7 +57,7 @@ class Search:
     """One run over one table.
 
     `threshold`: prior log odds (nats) against any fault at all; `further`: nats by which another fault costs less
-    where there is one already (the number of faults has a heavy tail: a bad day is bad in several places).
+    where there is one already (the number of faults has a heavy tail: a bad day is bad in several places); 0: never.
     """
 
     def __init__(self, hazards: Hazards, threshold: float, further: float = 0.0) -> None:
@@ -103,7 +103,7 @@ class Search:
             lossy, score = self._part(chosen, parts, s, new=new)
             parts.append(lossy)
             total, least = total + score, min(least, score)
-        cost = float(self.costs[singles[0]]) - (self.further if chosen else 0.0)
+        cost = float(self.costs[singles[0]]) - self.cheaper(len(chosen))
         if len(singles) > 1:
             cost += EXTRA_COST[self.components.singles[singles[0]].type]
             total = total if least >= MIN_PART_SCORE else 0.0
@@ -127,6 +127,13 @@ class Search:
             self._parts[key] = fit.lossy, score
         lossy, score = self._parts[key]
         return replace(lossy, single=s), score
+
+    def cheaper(self, others: int) -> float:
+        """Nats by which a fault beside others costs less than the first."""
+        if not (others and self.further):
+            return 0.0
+        # Two may be a coincidence. From the third on each comes more easily: it does not matter in which order they do.
+        return self.further + max(0.0, math.log((others + 1) / 3))
 
     def losses(self, chosen: Sequence[Chosen], x: Chosen) -> list[tuple[Ints, Floats]]:
         """For each part of `x`: groups, and what the part lost of them (expected), beside the chosen ones."""
@@ -196,7 +203,7 @@ class Search:
 
         The other direction of what is broken in one already costs less.
         """
-        costs, partners = self.costs - (self.further if chosen else 0.0), {}
+        costs, partners = self.costs - self.cheaper(len(chosen)), {}
         for x in chosen:
             other = self.components.partner.get(x.singles[0]) if len(x.parts) == 1 else None
             if other is not None:
@@ -265,7 +272,7 @@ class Search:
             least = min(range(len(out)), key=lambda i: judged[i].worth)
             others = [x for j, x in enumerate(judged) if j != least]
             if judged[least].worth > 0 and self.enough(others, judged[least]):
-                first = max(x.worth for x in judged) - (self.further if others else 0.0)
+                first = max(x.worth for x in judged) - self.cheaper(len(others))
                 return judged if first > 0 else []
             sides = [self.fit(others, (s,)) for s in out[least].singles] if len(out[least].parts) > 1 else []
             side = max(sides, key=lambda x: x.worth, default=None)
