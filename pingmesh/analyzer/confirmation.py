@@ -38,50 +38,70 @@ class Confirmations:
         self._is_incident_open = is_incident_open
         self.episode: Episode | None = None
         self._suspicion = asyncio.Event()
+        self._news = asyncio.Event()
+        """Set when it is no use to wait for the round that is under way."""
 
     def doubt(self, flow: Flow, event: Event, sent: int) -> None:
         """An agent says that a probe, `sent` in our clock, was lost or slow."""
         if self.episode is None:
             self.episode = Episode(sent)
             log.info("suspicion", extra={"flow": str(flow), "kind": event.kind})
-        self.episode.add(flow, event, sent)
+        if self.episode.add(flow, event, sent):
+            log.info("suspicion, a new one", extra={"flow": str(flow), "kind": event.kind})
+            self._news.set()
         self._suspicion.set()
 
     async def run(self) -> None:
         """Confirm what is doubted, until cancelled."""
-        while True:
-            await self._suspicion.wait()
-            self._suspicion.clear()
-            await asyncio.sleep(JOIN_S)
-            while (episode := self.episode) is not None:
-                try:
-                    await self._confirm(episode)
-                except* Exception:
-                    log.exception("a confirmation failed")
-                    self.episode = None
-
-    async def _confirm(self, episode: Episode) -> None:
-        """Rounds until the episode is over: first quick ones, of which two may be under way, then one after another."""
+        # A round ends by itself, also after its episode: what it sent is counted, and nobody waits for it.
         async with asyncio.TaskGroup() as rounds:
-            last = None
-            while self.episode is episode:
-                if not self._is_connected():
-                    self.episode = None
-                    break
+            while True:
+                await self._suspicion.wait()
+                self._suspicion.clear()
+                await asyncio.sleep(JOIN_S)
+                while (episode := self.episode) is not None:
+                    await self._confirm(episode, rounds)
+
+    async def _confirm(self, episode: Episode, rounds: asyncio.TaskGroup) -> None:
+        """Rounds until the episode is over: first quick ones, of which two may be under way, then one after another."""
+        last: asyncio.Task[None] | None = None
+        self._news.clear()
+        while self.episode is episode:
+            if not self._is_connected():
+                self.episode = None
+                break
+            try:
                 begun = self._rounds.begin(episode)
-                this = rounds.create_task(self._finish(begun, episode), name="round")
-                await asyncio.sleep(begun.sending_s + ROUND_GAP_S)
-                if last is not None:
-                    await last
-                last = this
-                if not episode.is_quick:
-                    await this
+            except Exception:
+                log.exception("a confirmation failed")
+                self.episode = None
+                break
+            this = rounds.create_task(self._finish(begun, episode), name="round")
+            await asyncio.sleep(begun.sending_s + ROUND_GAP_S)
             if last is not None:
-                last.cancel()  # a new suspicion must not wait for it
+                await self._is_over(last)
+            last = this
+            if not episode.is_quick and not await self._is_over(this):
+                last = None
+
+    async def _is_over(self, this: asyncio.Task[None]) -> bool:
+        """Wait for a round; False if there is no use in it any more, as another had better be sent at once."""
+        news = asyncio.create_task(self._news.wait())
+        try:
+            await asyncio.wait({this, news}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+        self._news.clear()
+        return this.done()
 
     async def _finish(self, begun: Begun, episode: Episode) -> None:
-        result = await self._rounds.finish(begun, episode)
-        self._take(result)
+        try:
+            result = await self._rounds.finish(begun, episode)
+            self._take(result)
+        except Exception:
+            log.exception("a confirmation failed")
+            self._end(episode)
+            return
         episode.confirmed(result.lost, begun.noted)
         log.info(
             "confirmation",
@@ -95,5 +115,10 @@ class Confirmations:
         )
         await asyncio.sleep(JUDGED_S)
         episode.rounds_open += self._is_incident_open()
-        if self.episode is episode and episode.is_over:
+        if episode.is_over:
+            self._end(episode)
+
+    def _end(self, episode: Episode) -> None:
+        if self.episode is episode:
             self.episode = None
+            self._news.set()

@@ -90,7 +90,7 @@ class Rounds:
     async def finish(self, begun: Begun, episode: Episode) -> RoundResult:
         """Wait for what a round brings."""
         result = RoundResult(begun.began, elements=begun.elements)
-        await self.retrace([e for e in begun.elements if "->" in e][:RETRACED_LINKS], episode.began)
+        await self.retrace([e for e in begun.elements if "->" in e][:RETRACED_LINKS], episode.onset())
         await self._find_silent(self._involved(begun.requests, episode), result)
         confirmed = await self._collect(begun.started, result.silent)
         counts = await self._responders(confirmed, result)

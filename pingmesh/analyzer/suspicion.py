@@ -26,6 +26,8 @@ CLEAN_ROUNDS, MAX_ROUNDS, ROUNDS_AFTER_OPEN = 4, 12, 3
 QUICK_ROUNDS = 3
 """So many rounds follow one another closely; later ones wait for the last, so that what comes and goes, as a port that
 flaps, meets more than one of them in one episode."""
+SLOW_WEIGHT = 0.1
+"""What a slow round trip counts beside a loss: a busy host makes many of them."""
 LEAST_SPAN_NS = 200_000_000
 """Shorter times are as chance has it."""
 
@@ -36,6 +38,7 @@ class Doubt:
 
     flow: Flow
     first: int
+    """When it was first doubted; once something was lost, when that was first."""
     last: int
     losses: int = 0
     slow: int = 0
@@ -54,21 +57,34 @@ class Episode:
     """Rounds that ended while an incident was open."""
     noted: int = 0
     """Reasons for doubt so far."""
+    quick_until: int = QUICK_ROUNDS
+    lossy_since: int | None = None
+    """When something was lost for the first time; None: nothing was."""
 
-    def add(self, flow: Flow, event: Event, sent: int) -> None:
-        """Note one event about a flow; `sent` in our clock."""
+    def add(self, flow: Flow, event: Event, sent: int) -> bool:
+        """Note one event about a flow; `sent` in our clock. Returns whether the next round had better be sent at once:
+        something is lost now, where it was only slow until then, or well."""
         d = self.doubts.get(flow.key)
         if d is None:
             d = self.doubts[flow.key] = Doubt(flow, sent, sent)
         d.last = max(d.last, sent)
+        hurry = False
         if event.kind == SLOW:
             d.slow += 1
         elif event.kind in (OVERDUE, LOST, NO_RTT):
+            hurry = bool(self.noted) and (self.lossy_since is None or self.clean_rounds > 0)
+            if self.lossy_since is None:
+                self.lossy_since = sent if self.noted else self.began
+            if not d.losses:
+                d.first = sent
             # OVERDUE and LOST speak of the same probe; either is one more reason, not one more loss to count.
             d.losses += 1
         if event.direction in (FORWARD, REVERSE):
             d.direction = event.direction
         self.noted += 1
+        if hurry:
+            self.clean_rounds, self.quick_until = 0, self.rounds + QUICK_ROUNDS
+        return hurry
 
     def confirmed(self, lost: int, noted: int) -> None:
         """A round of confirmation is over that lost so many packets; `noted` is what it was when that was planned."""
@@ -77,7 +93,7 @@ class Episode:
     @property
     def is_quick(self) -> bool:
         """Whether the next round is sent while the last waits for what may yet come back."""
-        return self.rounds < QUICK_ROUNDS
+        return self.rounds < self.quick_until
 
     @property
     def is_told(self) -> bool:
@@ -94,12 +110,14 @@ class Episode:
 
         A stray loss may have begun the episode, and a fault come in the middle of it: what was well until then must not
         speak for what is broken now. The likeliest time at which the rate of new doubts (Poisson) rose, if it clearly
-        did, else the beginning. O(doubts log doubts).
+        did, else the beginning. Where something was lost, what was only slow is left out. O(doubts log doubts).
         """
-        times = np.sort(np.array([d.first for d in self.doubts.values()], np.float64)) - self.began
+        began = self.began if self.lossy_since is None else self.lossy_since
+        first = [d.first for d in self.doubts.values() if d.losses or self.lossy_since is None]
+        times = np.sort(np.array(first, np.float64)) - began
         n = len(times)
         if n < 2:
-            return self.began
+            return began
         span = max(times[-1], LEAST_SPAN_NS)
         before = np.arange(n)
         early, late = np.maximum(times, LEAST_SPAN_NS), np.maximum(span - times, LEAST_SPAN_NS)
@@ -107,14 +125,14 @@ class Episode:
             gain = np.where(before, before * np.log(before / early), 0.0) + (n - before) * np.log((n - before) / late)
         gain = np.where((n - before) * early > before * late, gain - n * math.log(n / span), 0.0)
         best = int(np.argmax(gain))
-        return self.began + max(0, int(times[best])) if gain[best] > ONSET_NATS else self.began
+        return began + max(0, int(times[best])) if gain[best] > ONSET_NATS else began
 
     def withdraw(self, flow: Flow) -> None:
         """A late ACK came: one reason less."""
         d = self.doubts.get(flow.key)
         if d is not None:
-            d.losses -= 2
-            if d.losses <= 0 and not d.slow:
+            d.losses = max(0, d.losses - 2)
+            if not d.losses and not d.slow:
                 del self.doubts[flow.key]
 
 
@@ -123,16 +141,17 @@ WITHDRAWS = frozenset({LATE})
 
 
 def suspicious_elements(book: FlowBook, doubts: Iterable[Doubt], when: int) -> dict[str, float]:
-    """How many doubtful flows may have met each element, both ways, weighted by path certainty."""
+    """How many doubtful flows may have met each element, both ways, weighted by path certainty; losses count more."""
     weight: dict[str, float] = defaultdict(float)
     for d in doubts:
+        counts = 1.0 if d.losses else SLOW_WEIGHT
         for role in (PROBE, ACK):
             if (d.direction, role) in ((FORWARD, ACK), (REVERSE, PROBE)):
                 continue
             paths = book.paths_at(d.flow, role, min(d.first, when))
             for path in paths:
                 for e in path:
-                    weight[e] += 1 / len(paths)
+                    weight[e] += counts / len(paths)
     return weight
 
 
@@ -153,7 +172,7 @@ def plan(book: FlowBook, episode: Episode, usable: set[str]) -> tuple[list[Reque
     from its neighbours; other classes on the same flows tell a sick class from a sick link. Returns the requests
     and the suspicious elements, most suspicious first.
     """
-    doubts = sorted(episode.doubts.values(), key=lambda d: (-d.losses - d.slow, -d.last))
+    doubts = sorted(episode.doubts.values(), key=lambda d: (-d.losses, -d.slow, -d.last))
     weights = suspicious_elements(book, doubts, episode.began)
     elements = [e for e, _ in sorted(weights.items(), key=lambda i: (-i[1], i[0]))[:ELEMENTS_PER_ROUND]]
     per_rnic: Counter[int] = Counter()

@@ -16,7 +16,7 @@ from pingmesh.analyzer.rounds import Begun, RoundResult
 from pingmesh.analyzer.service import Analyzer
 from pingmesh.analyzer.suspicion import CLEAN_ROUNDS, QUICK_ROUNDS, Episode, Request
 from pingmesh.config import Settings
-from pingmesh.messages import LOST, Event, Peer, ProbeClass, ProbeList
+from pingmesh.messages import LOST, SLOW, Event, Peer, ProbeClass, ProbeList
 from pingmesh.messages import Flow as Entry
 from topology.generate import leaf_spine
 
@@ -30,6 +30,7 @@ class Rounds:
 
     def __init__(self) -> None:
         self.ends: list[asyncio.Future[RoundResult]] = []
+        self.taken: list[RoundResult] = []
 
     def begin(self, episode: Episode) -> Begun:
         episode.rounds += 1
@@ -50,20 +51,20 @@ class Rounds:
         return len(self.ends) == number
 
 
-async def suspect(c: Confirmations) -> None:
-    """A probe is lost; a moment later the first round begins."""
-    c.doubt(FLOW, DOUBT, T)
+async def suspect(c: Confirmations, kind: int = LOST) -> None:
+    """A probe is lost, or slow; a moment later the first round begins."""
+    c.doubt(FLOW, Event(kind, *FLOW.key, 0, T, 0, 0), T)
     await asyncio.sleep(0.04)
 
 
 @asynccontextmanager
-async def confirming(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Confirmations, Rounds]]:
+async def confirming(monkeypatch: pytest.MonkeyPatch, kind: int = LOST) -> AsyncIterator[tuple[Confirmations, Rounds]]:
     monkeypatch.setattr(confirmation, "ROUND_GAP_S", 0.0)
     monkeypatch.setattr(confirmation, "JUDGED_S", 0.0)
     rounds = Rounds()
-    c = Confirmations(rounds, lambda: True, lambda _: None, lambda: False)  # type: ignore[arg-type]
+    c = Confirmations(rounds, lambda: True, rounds.taken.append, lambda: False)  # type: ignore[arg-type]
     task = asyncio.create_task(c.run())
-    await suspect(c)
+    await suspect(c, kind)
     yield c, rounds
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -110,7 +111,46 @@ async def test_a_new_episode_does_not_wait_for_the_last_ones_round(monkeypatch: 
         assert c.episode is None
         await suspect(c)
         assert await rounds.begun(4)
-        assert rounds.ends[1].cancelled()
+        rounds.end(2)
+        assert await rounds.begun(4)
+        assert [r.began - T for r in rounds.taken] == [1, 2], "what it had sent is counted, if late"
+
+
+async def test_a_loss_amid_slow_round_trips_is_not_kept_waiting_by_their_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with confirming(monkeypatch, SLOW) as (c, rounds):
+        episode = c.episode
+        assert episode is not None
+        for number in range(1, QUICK_ROUNDS + 1):
+            rounds.end(number)
+            await rounds.begun(0)
+        assert await rounds.begun(QUICK_ROUNDS + 1)
+        c.doubt(FLOW, Event(SLOW, *FLOW.key, 0, T, 0, 0), T)
+        assert await rounds.begun(QUICK_ROUNDS + 1), "slow as before"
+        c.doubt(FLOW, DOUBT, T)
+        assert await rounds.begun(QUICK_ROUNDS + 3), "two of its own, beside the one that still waits"
+        c.doubt(FLOW, DOUBT, T)
+        assert await rounds.begun(QUICK_ROUNDS + 3), "that there are more is no news"
+        rounds.end(QUICK_ROUNDS + 2)
+        rounds.end(QUICK_ROUNDS + 3)
+        assert await rounds.begun(QUICK_ROUNDS + 4)
+        assert c.episode is episode
+
+
+async def test_an_episode_that_an_earlier_round_ends_is_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with confirming(monkeypatch, SLOW) as (c, rounds):
+        episode = c.episode
+        assert episode is not None
+        for number in range(1, QUICK_ROUNDS + 1):
+            rounds.end(number)
+            await rounds.begun(0)
+        c.doubt(FLOW, DOUBT, T)
+        assert await rounds.begun(QUICK_ROUNDS + 3)
+        episode.doubts.clear()
+        rounds.end(QUICK_ROUNDS + 1)
+        assert await rounds.begun(QUICK_ROUNDS + 3)
+        assert c.episode is None
+        await suspect(c)
+        assert await rounds.begun(QUICK_ROUNDS + 5), "those that still wait hold nothing up"
 
 
 async def test_a_round_that_fails_ends_its_episode_and_not_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
